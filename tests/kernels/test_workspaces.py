@@ -62,8 +62,7 @@ def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
     config = attention_decode.choose(attention_decode.DecodeShape(2, 8, 2, 64, longest), "float16", "sm_90")
     parts = bytes_of(attention_parts.needed(config, 2 * 2 * -(-4 // config.block_m), 64))
     lengths = 2 * 2 * 4  # before, and with the new token
-    base = 4 * 8  # where keys, values and their scales lie: made before the parts, and not kept beside them
-    assert said == max(parts, base) + lengths
+    assert said == parts + lengths
     assert (parts > 0) == (longest > 100)
 
 

@@ -23,7 +23,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(3), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(4), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -48,7 +48,13 @@ def blocks(stored: int, columns: int) -> int:
 
 def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     """Sizes, and for each operand whether it is there."""
-    found: dict[str, Any] = {"SPAN": span, "REACH": reach, "BLOCKS": blocks, "ITEM": [2, 4, 1, 4].__getitem__}
+    found: dict[str, Any] = {
+        "SPAN": span,
+        "REACH": reach,
+        "BLOCKS": blocks,
+        "ITEM": [2, 4, 1, 4].__getitem__,
+        "SCALE": [2, 4, 1, 1].__getitem__,
+    }
     for kind, name, _ in ARGUMENTS[kernel]:
         if kind == "SIZE":
             found[name] = pick.choice(RANGES.get(name, range(1, 40)))
@@ -87,6 +93,8 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
     if kernel in ("multiply_quantized", "multiply_dequantized", "dequantize"):
+        if found["scale_kind"] == 3:
+            found |= {"stored": 6, "zeros": True}
         is_grouped = found["stored"] in (1, 3, 4, 5, 6)
         sizes = [128] if found["stored"] == 3 else [32, 64, 128]
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
@@ -130,7 +138,7 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return torch.randint(0, most, (count // 4,), dtype=torch.int32).view(torch.uint8)
     if {"kind", "x_kind"} & sizes.keys():
         return torch.randint(0, 255, (count,), dtype=torch.uint8)
-    if name in ("codes", "zeros") or (name == "scales" and sizes["scale_kind"] == 2):
+    if name in ("codes", "zeros") or (name == "scales" and sizes["scale_kind"] >= 2):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
     if name in ("g", "dt", "a", "beta", "d") or (name == "state" and sizes.get("is_wide_state", True)):
         return torch.randn(count // 4).view(torch.uint8)

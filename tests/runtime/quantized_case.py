@@ -107,6 +107,19 @@ class Case:
         if stored == "mxfp4":
             exponents = torch.randint(120, 130, (outputs, groups), dtype=torch.uint8)
             self.scales, scales = inside(exponents, offset, 255), 2.0 ** (exponents.double() - 127)
+        if self.format.has_factor and not are_wide:
+            stored_scales = torch.exp2(
+                8.7
+                * torch.rand(outputs, groups)
+                * torch.tensor([-1.0, 1.0])[torch.randint(2, (outputs, groups))]
+            )
+            stored_scales = stored_scales.to(torch.float8_e4m3fn)
+            factors = torch.rand(outputs, 1) / 512 + 0.001
+            self.scales, self.zeros = (
+                inside(stored_scales, offset, torch.nan),
+                inside(factors, offset % 8, torch.nan),
+            )
+            scales = stored_scales.double() * factors.double()
         values = meaning(stored, codes)
         if stored == "uint4":
             self.zeros = inside(

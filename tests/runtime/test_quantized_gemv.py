@@ -211,12 +211,16 @@ def test_groups_multiply_what_no_sum_holds(stored, group, rows):
     """Zero points are taken from sums of x, which say nothing of infinities and of what is near the largest number."""
     case = Case(stored, group, rows, 384, 5, most_zero=255)
     case.weight.bitwise_or_(0x11)
-    if case.zeros is not None:
+    if stored == "uint4":
         case.zeros[:, 301 // group] = 100
         case.dense = meaning(stored, case.weight) - case.zeros.double().repeat_interleave(group, 1)
         case.dense *= case.scales.double().repeat_interleave(group, 1)
     else:
-        scales = 2.0 ** (case.scales.double() - 127) if stored == "mxfp4" else case.scales.double()
+        scales = case.scales.double()
+        if stored == "mxfp4":
+            scales = 2.0 ** (scales - 127)
+        elif case.zeros is not None:
+            scales = scales * case.zeros.double()
         case.dense = meaning(stored, case.weight) * scales.repeat_interleave(group, 1)
     case.x[0, 301], case.x[1, 7], case.x[2, :2] = torch.inf, torch.nan, torch.tensor([1e36, -1e36])
     y, exact = case.run(False), case.x.double() @ case.dense.T
@@ -320,7 +324,9 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(-1, 64, 1)
     with pytest.raises(ValueError, match="0 to 9 for how codes are stored, got 10"):
         call(10, 64, 1)
-    with pytest.raises(ValueError, match="0 to 2 for what scales are, got 3"):
+    with pytest.raises(ValueError, match="0 to 3 for what scales are, got 4"):
+        call(0, 64, 1, 4)
+    with pytest.raises(ValueError, match="scales in float8 of values of a table, got 0 for how codes are"):
         call(0, 64, 1, 3)
     with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
         call(7, 64, 1)

@@ -53,8 +53,8 @@ FORMATS_READ = frozenset(reads.format for reads in _READS)
 
 # Rows that tiles multiply at a time, and how often of what has been dequantised once.
 _TILED_ROWS, _MOST_TOGETHER = 32, 16
-# What scales are, by their numbers in C; bytes are powers of two.
-SCALE_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
+# What scales are, by their numbers in C; bytes are powers of two, and those in float8 are multiplied by a factor for each output.
+SCALE_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2, torch.float8_e4m3fn: 3}
 
 
 def takes_scales(format: QuantFormat, dtype: torch.dtype | None) -> bool:
@@ -63,6 +63,8 @@ def takes_scales(format: QuantFormat, dtype: torch.dtype | None) -> bool:
         return format.block is not None and dtype is None
     if dtype == torch.uint8:
         return bool(format.scale_values)
+    if dtype == torch.float8_e4m3fn:
+        return format.has_factor
     return not format.scale_values and (
         dtype == torch.float32 or (dtype == torch.bfloat16 and format.scale_dtype is None)
     )

@@ -4,7 +4,8 @@
 Few rows of bfloat16 go to a kernel in C that reads quantised values at the speed of memory. For all others pieces of the weight are decoded as they are
 multiplied (`quantized_pieces`), never the weight as a whole.
 
-Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], bias [outputs].
+Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups] or, where scales are float8, factors [outputs, 1] in the
+place of zeros, bias [outputs].
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context
+from nnfront.ir import TensorType
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout, contiguous
 from nnfront.quant_format import QuantFormat
@@ -113,9 +115,25 @@ def _accepts(decoding: Decoding) -> Accepts:
         if format.block is not None:
             return ACCEPTED
         wanted, found = format.read_scales or dtype, context.tensor(scales).dtype
-        return ACCEPTED if found in (wanted, "float32") else f"scales are {found}, not {wanted}"
+        is_known = found in (wanted, "float32") or (format.has_factor and found == format.scale_dtype)
+        return ACCEPTED if is_known else f"scales are {found}, not {wanted}"
 
     return accepts
+
+
+def _with_factors(run: Run, context: Context) -> Run:
+    """See scales that are float8 times a factor of each output as these two, so that nothing multiplies them ahead of each call."""
+    x, weight, scales, _, *others = run.inputs
+    product = context.makers.get(scales)
+    cast = None if product is None else context.makers.get(product.inputs[0])
+    if product is None or cast is None or (product.op, cast.op) != ("multiply", "astype"):
+        return run
+    stored, factors = cast.inputs[0], product.inputs[1]
+    types = context.tensor(stored), context.tensor(factors)
+    is_known = types[0].dtype == QuantFormat.of(run.attrs).scale_dtype == "float8_e4m3fn"
+    if not is_known or types[1] != TensorType((types[0].shape[0], 1), "float32"):
+        return run
+    return replace(run, inputs=(x, weight, stored, factors, *others))
 
 
 def _product_bytes(decoding: Decoding, run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
@@ -167,7 +185,7 @@ def _write(
     rows = small_rows(builder, x, columns)
     scale_dtype = None if scales is None else scales.dtype
     demand(takes_scales(format, scale_dtype), f"scales are {scale_dtype}")
-    has_zeros = not format.symmetric and not format.block
+    has_zeros = not (format.symmetric or format.block) or scale_dtype == torch.float8_e4m3fn
     demand((zeros is not None) == has_zeros, "it has zero points that the format has not, or has none")
     demand_bfloat16(x=x, bias=bias, residual=added)
     demand(added is None or added.shape == (*x.shape[:-1], outputs), "the residual is broadcast")
@@ -198,6 +216,7 @@ KERNELS = tuple(
         bind(decoding),
         decoding.why,
         _accepts(decoding),
+        _with_factors,
         held=partial(held, decoding),
     )
     for fusion, bind, held, write in _FUSIONS

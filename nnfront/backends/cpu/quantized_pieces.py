@@ -62,7 +62,11 @@ class Decoding:
 
     def multiply(self, format: QuantFormat) -> Multiply:
         """Return the product with a weight of a format: in C for what it takes, by torch for what it does not."""
-        others, dequantize = self.by_torch(format), find_dequantizer(NATIVE, format)
+        by_torch, dequantize = self.by_torch(format), find_dequantizer(NATIVE, format)
+
+        def others(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
+            return by_torch(x, *_with_float_scales(*stored))
+
         if dequantize is None:
             return others
         in_c = find_many_rows(NATIVE, format)
@@ -83,12 +87,21 @@ class Decoding:
         dtype = None if scales is None else getattr(torch, scales.dtype)
         is_in_c = x.dtype == "bfloat16" and takes_scales(format, dtype)
         if not is_in_c or find_dequantizer(NATIVE, format) is None:
-            return self.held(format, x, scales, outputs)
+            multiplied = 4 * scales.count if dtype == torch.float8_e4m3fn and scales is not None else 0
+            return self.held(format, x, scales, outputs) + multiplied
         if find_many_rows(NATIVE, format) is not None:
             columns = max(x.shape[-1], 1)
             return x.item * work_elements(x.count // columns, columns)
         decoded, product = _piece_elements(x, outputs, NEAR_PIECE)
         return x.item * (decoded + product)
+
+
+def _with_float_scales(*stored: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """A weight, scales, zeros and bias, scales in float8 multiplied by the factors that stand in the place of zeros."""
+    weight, scales, zeros, bias = stored
+    if scales is None or zeros is None or scales.dtype != torch.float8_e4m3fn:
+        return stored
+    return weight, scales.float() * zeros, None, bias
 
 
 def step_of(columns: int, most: int | None = None) -> int:

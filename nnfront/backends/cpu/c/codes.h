@@ -4,7 +4,7 @@
 #ifndef NNFRONT_CODES_H
 #define NNFRONT_CODES_H
 
-#include "words.h"
+#include "float8.h"
 
 // How a weight is stored: what its codes are, and how far a scale reaches.
 typedef enum {
@@ -20,8 +20,8 @@ typedef enum {
     Q6_K,
 } Stored;
 
-// What scales are: bfloat16, float, or powers of two by their exponents (e8m0).
-typedef enum { BFLOAT16_SCALES, FLOAT_SCALES, POWERS } Scales;
+// What scales are: bfloat16, float, powers of two by their exponents (e8m0), or float8 (e4m3fn) times a float of their output.
+typedef enum { BFLOAT16_SCALES, FLOAT_SCALES, POWERS, FLOAT8_SCALES } Scales;
 
 INLINE bool in_blocks(const Stored how) { return how >= Q4_K; }
 
@@ -50,6 +50,7 @@ typedef struct {
     const uint8_t *codes;   // [outputs, bytes]
     const void *scales;     // [outputs, groups]
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
+    const float *factors;   // [outputs] for FLOAT8_SCALES, given in the place of zeros
     const Element *x;       // [rows, stride], in the order of the codes
     const float *sums;      // of x over groups, [rows, next_sums], zero behind them, where codes are multiplied as more or less than they stand for
     const uint16_t *plain;  // x as it was given, [rows, columns]
@@ -79,7 +80,8 @@ INLINE int shift_of(Py_ssize_t columns, Py_ssize_t groups) {
 static const char *unlike(const Stored how, Py_ssize_t stored, Py_ssize_t columns, Py_ssize_t groups, Py_ssize_t kind) {
     const Py_ssize_t group = groups ? columns / groups : 0;
     if (stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, stored);
-    if (kind > POWERS) return refused("0 to %d for what scales are, got %zd", POWERS, kind);
+    if (kind > FLOAT8_SCALES) return refused("0 to %d for what scales are, got %zd", FLOAT8_SCALES, kind);
+    if (kind == FLOAT8_SCALES && how != VALUES4) return refused("scales in float8 of values of a table, got %d for how codes are stored", how);
     if (in_blocks(how)) return columns % (BLOCK / 2) ? refused("columns that %d divides, got %zd", BLOCK / 2, columns) : NULL;
     const bool is_known = group == 128 || (how != FLOAT8_GROUPS && (group == 32 || group == 64)) || (group == 16 && how == VALUES4);
     if (is_grouped(how) ? !is_known || columns % groups : groups != 1)
@@ -102,17 +104,28 @@ INLINE float power(uint8_t exponent) {
     return found;
 }
 
-// The scale in a place of all.
-INLINE float scale_at(const void *scales, const Scales kind, Py_ssize_t at) {
+// The scale in a place of all, without a factor.
+FAST INLINE float scale_at(const void *scales, const Scales kind, Py_ssize_t at) {
     if (kind == POWERS) return power(((const uint8_t *)scales)[at]);
+    if (kind == FLOAT8_SCALES) return decoded((Bits){((const uint8_t *)scales)[at]})[0];
     return kind == FLOAT_SCALES ? ((const float *)scales)[at] : widened(((const uint16_t *)scales)[at]);
 }
 
 // FLOATS of them, or the first of them that `there` marks.
 FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_t at, Lanes there) {
-    if (kind != POWERS) return elements(scales, kind == FLOAT_SCALES, at, there);
+    if (kind < POWERS) return elements(scales, kind == FLOAT_SCALES, at, there);
+    if (kind == FLOAT8_SCALES) return decoded(bytes_there((const uint8_t *)scales + at, there));
     const Bits exponents = bytes_there((const uint8_t *)scales + at, there), is_least = (Bits)(exponents == 0), is_nan = (Bits)(exponents == 255);
     return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
+}
+
+// How many bits the number of a scale's bytes has behind its first one.
+INLINE int scale_bits(const Scales kind) { return kind >= POWERS ? 0 : kind == FLOAT_SCALES ? 2 : 1; }
+
+// The scales of FLOATS groups of an output from one on, or of the first of them that `there` marks.
+FAST INLINE Floats group_scales(const Quantized *p, Py_ssize_t at, Py_ssize_t group, Lanes there) {
+    const Floats found = scales_there(p->scales, p->kind, at * p->groups + group, there);
+    return p->factors ? found * all(p->factors[at]) : found;
 }
 
 // Whether codes may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number, say nothing.
@@ -135,7 +148,7 @@ FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *su
     for (Py_ssize_t i = 0; i < p->groups; i += FLOATS) {
         const Py_ssize_t from = at * p->groups + i;
         const Lanes near = first_lanes(p->outputs * p->groups - from);  // what lies there may be another output's
-        Floats by = only(first_lanes(p->groups - i), scales_there(p->scales, p->kind, from, near));
+        Floats by = only(first_lanes(p->groups - i), group_scales(p, at, i, near));
         by *= how == UINT4_GROUPS ? offset - __builtin_convertvector((Ints)bytes_there(p->zeros + from, near), Floats) : all(offset);
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) sums[row] = fused(by, floats(p->sums + row * p->next_sums + i), sums[row]);
@@ -147,7 +160,7 @@ FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *su
     { \
         .codes = (n)->codes, .scales = (n)->scales, .zeros = (n)->zeros, .columns = (n)->columns, .outputs = (count), \
         .bytes = bytes_of((Stored)(n)->stored, (n)->columns), .groups = (n)->groups, .shift = shift_of((n)->columns, (n)->groups), \
-        .kind = (Scales)(n)->scale_kind, .unit = (float)(n)->unit, \
+        .kind = (Scales)(n)->scale_kind, .factors = (n)->scale_kind == FLOAT8_SCALES ? (const float *)(n)->zeros : NULL, .unit = (float)(n)->unit, \
         .values = {FOUR_BYTES((n)->values0), FOUR_BYTES((n)->values1), FOUR_BYTES((n)->values2), FOUR_BYTES((n)->values3)}, \
     }
 #define FOUR_BYTES(of) (int8_t)(of), (int8_t)((of) >> 8), (int8_t)((of) >> 16), (int8_t)((of) >> 24)
@@ -163,7 +176,7 @@ FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t
                 const int value = how == VALUES4 ? p->values[code] : how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
                 part += widened(p->plain[row * p->columns + column]) * (float)value;
             }
-            sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f));
+            sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f) * (p->factors ? p->factors[at] : 1.0f));
         }
         to[row][slot] = only(first_lanes(1), all(sum));
     }

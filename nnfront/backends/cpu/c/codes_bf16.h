@@ -129,7 +129,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const int parts = parts_of(how);
     const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
-    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
+    const int log = scale_bits(p->kind);
     const char *from = (const char *)p->scales + (first << log);
     __m512 scales[2];
     if (how >= INT4_GROUPS) {
@@ -137,7 +137,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
         _mm_prefetch(from + (p->ahead >> (p->shift - 1 - log)), _MM_HINT_T1);
         if (p->kind != BFLOAT16_SCALES)
-            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), scales_there(p->scales, p->kind, first, exist));
+            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), group_scales(p, at, group, exist));
         else
             scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
     } else if (is_grouped(how)) {

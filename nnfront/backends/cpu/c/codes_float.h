@@ -130,7 +130,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
         const Py_ssize_t from = at * p->groups + i;
         const Lanes near = first_lanes(p->outputs * p->groups - from);  // what lies there may be another output's
-        store(scales + i - group, scales_there(p->scales, p->kind, from, near) * (how == VALUES4 ? p->unit : 1.0f));
+        store(scales + i - group, group_scales(p, at, i, near) * (how == VALUES4 ? p->unit : 1.0f));
     }
     for (Py_ssize_t i = first; i < end; i++) {
         const uint8_t *codes = of_output + i * bytes;

@@ -230,7 +230,7 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
-    if (n->scale_kind == POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
+    if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
     Int8 p = {.n = n, .padded = (n->columns + STEP - 1) / STEP * STEP, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups};
     p.parts = (p.padded + p.length - 1) / p.length;
     p.scales = n->work, p.sums = p.scales + n->rows, p.codes = (Code *)(p.sums + n->rows * p.parts);

@@ -97,7 +97,7 @@ TILED INLINE void round_four_spread(const Quantized *p, const Stored how, Py_ssi
     for (Py_ssize_t group = begin >> p->shift, last = end >> p->shift; group < last; group += FLOATS) {
         const int count = last - group < FLOATS ? (int)(last - group) : FLOATS;
         const Lanes there = first_lanes(count);
-        store(scales, scales_there(p->scales, p->kind, at * p->groups + group, there));
+        store(scales, group_scales(p, at, group, there));
         if (how == UINT4_GROUPS) store(zeros, __builtin_convertvector((Ints)bytes_there(p->zeros + at * p->groups + group, there), Floats));
         for (int i = 0; i < count; i += 1 + are_two) {
             const Floats first = (how == UINT4_GROUPS ? unscaled - all(zeros[i]) : unscaled) * all(scales[i]);
@@ -164,7 +164,7 @@ TILED INLINE void fetch_next(const Quantized *p, const Stored how, Py_ssize_t at
     for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
     if (!is_grouped(how) || in_blocks(how)) return;
     const Py_ssize_t from = at * p->groups + (begin >> p->shift), groups = ((count - 1) >> p->shift) + 1;
-    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
+    const int log = scale_bits(p->kind);
     for (Py_ssize_t line = 0; line < groups << log; line += 64) _mm_prefetch((const char *)p->scales + (from << log) + line, _MM_HINT_T1);
     if (how == UINT4_GROUPS) _mm_prefetch((const char *)p->zeros + from, _MM_HINT_T1);
 }
@@ -173,7 +173,7 @@ TILED INLINE void fetch_next(const Quantized *p, const Stored how, Py_ssize_t at
 TILED INLINE void scales_of_columns(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t group, float *scales, float *offsets) {
     const Py_ssize_t from = at * p->groups + group;
     const Lanes there = first_lanes(p->groups - group);
-    const Floats by = scales_there(p->scales, p->kind, from, there);
+    const Floats by = group_scales(p, at, group, there);
     store(scales, by);
     if (how == UINT4_GROUPS) store(offsets, by * (8.0f - __builtin_convertvector((Ints)bytes_there(p->zeros + from, there), Floats)));
 }

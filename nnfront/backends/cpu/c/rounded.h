@@ -44,25 +44,25 @@ FAST INLINE Floats unscaled_values(const Quantized *p, const Stored how, const i
     return __builtin_convertvector(numbers, Floats);
 }
 
-// What numbers of four bits stand for in a group.
-FAST INLINE Floats values_in(const Quantized *p, const Stored how, Floats unscaled, Py_ssize_t group) {
-    return (unscaled - all(how == UINT4_GROUPS ? (float)p->zeros[group] : 0.0f)) * all(scale_at(p->scales, p->kind, group));
+// What numbers of four bits stand for in a group of an output.
+FAST INLINE Floats values_in(const Quantized *p, const Stored how, Floats unscaled, Py_ssize_t at, Py_ssize_t group) {
+    const float scale = scale_at(p->scales, p->kind, at * p->groups + group) * (p->factors ? p->factors[at] : 1.0f);
+    return (unscaled - all(how == UINT4_GROUPS ? (float)p->zeros[at * p->groups + group] : 0.0f)) * all(scale);
 }
 
 // The columns `first` to `end` of output `at`, from a group on.
 FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
     const uint8_t *codes = p->codes + at * p->bytes;
-    const Py_ssize_t groups = at * p->groups;
 #if AVX512
     const Floats unscaled = unscaled_values(p, how, 0);
     __m512i table = _mm512_setzero_si512();
     // Lanes of the second of two groups look into the second half of the table, where those of one group have the same.
     const __m512i half = p->shift == 4 ? _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(VALUES), 1) : _mm512_setzero_si512();
     for (Py_ssize_t column = first; column < end; column += LANES) {
-        const Py_ssize_t left = end - column, group = groups + (column >> p->shift);
+        const Py_ssize_t left = end - column, group = column >> p->shift;
         if (column == first || !(column & ((1 << p->shift) - 1))) {
-            const Floats values = values_in(p, how, unscaled, group);
-            table = rounded_pair(values, p->shift == 4 && left > VALUES ? values_in(p, how, unscaled, group + 1) : values);
+            const Floats values = values_in(p, how, unscaled, at, group);
+            table = rounded_pair(values, p->shift == 4 && left > VALUES ? values_in(p, how, unscaled, at, group + 1) : values);
         }
         const __m128i bytes = _mm_maskz_loadu_epi8(left < LANES ? (__mmask16)((1 << left / 2) - 1) : (__mmask16)-1, codes + column / 2);
         const __m512i pairs = _mm512_cvtepu8_epi32(bytes), both = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
@@ -72,7 +72,7 @@ FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_
 #else
     for (Py_ssize_t column = first; column < end; column += 1 << p->shift) {
         uint16_t table[VALUES];
-        for (int i = 0; i < VALUES; i += FLOATS) store_rounded(table + i, first_lanes(FLOATS), values_in(p, how, unscaled_values(p, how, i), groups + (column >> p->shift)));
+        for (int i = 0; i < VALUES; i += FLOATS) store_rounded(table + i, first_lanes(FLOATS), values_in(p, how, unscaled_values(p, how, i), at, column >> p->shift));
         for (Py_ssize_t i = column; i < column + (1 << p->shift); i += 2) {
             to[i - first] = table[codes[i / 2] & 15];
             to[i - first + 1] = table[codes[i / 2] >> 4];
