@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bench/gpu measures: what a model's steps read and compute, and a clock that finds no operand in a cache, without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The modules of bench/gpu, without running anything."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "bench" / "gpu")
+    return importlib.import_module("run")
+
+
+@pytest.fixture
+def model(parts):
+    return importlib.import_module("model")
+
+
+def test_a_decode_step_reads_all_weights_but_the_embeddings_and_every_token(model):
+    config = model.SMALL  # 259 rows of 64 embeddings, 1 layer, 1 key head of 32
+    assert model.decode_bytes(10**6, config, 7, None) == 10**6 - 2 * 259 * 64 + 7 * 2 * 32 * 2
+    assert model.decode_bytes(10**6, config, 7, "float8_e4m3fn") == 10**6 - 2 * 259 * 64 + 7 * 2 * (32 + 4)
+
+
+def test_the_work_of_a_prompt_counts_products_and_pairs(model):
+    # q and o of 64 x 64, k and v of 64 x 32, three of 64 x 96; 2 heads of 32, 1 + 2 + 3 pairs, two products
+    weights = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96
+    assert model.prefill_flops(model.SMALL, 3) == 2 * 3 * weights + 2 * 2 * 6 * 2 * 32
+
+
+class FakeEvent:
+    """An event; between two of them each launch takes a millisecond."""
+
+    def record(self) -> None:
+        self.at = FakeGraph.launched
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at - self.at
+
+
+class FakeGraph:
+    """What was done inside of it; a replay counts it."""
+
+    launched = 0.0
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def replay(self) -> None:
+        FakeGraph.launched += self.count
+
+
+@pytest.fixture
+def clock(parts, monkeypatch):
+    """The clock of a GPU on which a flush takes 1 ms and everything else 3."""
+    speed = importlib.import_module("speed")
+    current: list[FakeGraph] = []
+
+    @contextmanager
+    def capturing(graph: FakeGraph):
+        current.append(graph)
+        yield
+        current.pop()
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(1))
+    for name, stand_in in {
+        "synchronize": lambda: None,
+        "CUDAGraph": FakeGraph,
+        "graph": capturing,
+        "Event": lambda enable_timing: FakeEvent(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    done: list[str] = []
+
+    def count(name: str, cost: int):
+        def work() -> None:
+            done.append(name)
+            if current:
+                current[-1].count += cost
+
+        return work
+
+    monkeypatch.setattr(speed.Clock, "_flush", lambda self: count("flush", 1)())
+    return SimpleNamespace(made=speed.Clock("cuda"), count=count, done=done, cold=speed.COLD)
+
+
+def test_operands_that_fill_the_caches_are_taken_in_turn(clock):
+    clock.done.clear()
+    works = [clock.count(name, 3) for name in "abc"]
+    assert clock.made.us(works, clock.cold // 2) == 3000
+    assert "".join(clock.done).endswith("abc" * 4)
+    assert "flush" not in clock.done
+
+
+def test_between_launches_on_small_operands_others_are_read(clock):
+    clock.done.clear()
+    assert clock.made.us([clock.count("a", 3)], 100) == 3000
+    assert clock.done[-4:] == ["flush", "a", "flush", "a"]
