@@ -119,8 +119,8 @@ FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_
     return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
 }
 
-// How many bits the number of a scale's bytes has behind its first one.
-INLINE int scale_bits(const Scales kind) { return kind >= POWERS ? 0 : kind == FLOAT_SCALES ? 2 : 1; }
+// The logarithm of a scale's bytes.
+INLINE int scale_bytes_log2(const Scales kind) { return kind >= POWERS ? 0 : kind == FLOAT_SCALES ? 2 : 1; }
 
 // The scales of FLOATS groups of an output from one on, or of the first of them that `there` marks.
 FAST INLINE Floats group_scales(const Quantized *p, Py_ssize_t at, Py_ssize_t group, Lanes there) {

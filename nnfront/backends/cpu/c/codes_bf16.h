@@ -129,7 +129,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const int parts = parts_of(how);
     const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
-    const int log = scale_bits(p->kind);
+    const int log = scale_bytes_log2(p->kind);
     const char *from = (const char *)p->scales + (first << log);
     __m512 scales[2];
     if (how >= INT4_GROUPS) {

@@ -164,7 +164,7 @@ TILED INLINE void fetch_next(const Quantized *p, const Stored how, Py_ssize_t at
     for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
     if (!is_grouped(how) || in_blocks(how)) return;
     const Py_ssize_t from = at * p->groups + (begin >> p->shift), groups = ((count - 1) >> p->shift) + 1;
-    const int log = scale_bits(p->kind);
+    const int log = scale_bytes_log2(p->kind);
     for (Py_ssize_t line = 0; line < groups << log; line += 64) _mm_prefetch((const char *)p->scales + (from << log) + line, _MM_HINT_T1);
     if (how == UINT4_GROUPS) _mm_prefetch((const char *)p->zeros + from, _MM_HINT_T1);
 }
