@@ -106,6 +106,10 @@ class Backend:
         """Why no kernel multiplies weights in a format, in integers, with activations of a dtype that it rounds to 8 bits; "" if one does."""
         return f"{self.name} has no kernel for them"
 
+    def packs(self, method: MethodProgram, rows: int) -> bool:
+        """Whether each row of a method's batch has the same bits among up to so many rows as alone."""
+        return False
+
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""
         return None

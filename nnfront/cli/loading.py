@@ -131,11 +131,11 @@ def _device(args: argparse.Namespace) -> str:
     return args.device or (nn.artefact.target_of(args.path) if made else "cpu")
 
 
-def load(args: argparse.Namespace) -> nn.LLM:
-    """Load what the flags say; a report of quantising and what loading takes go to stderr."""
+def load(args: argparse.Namespace, *, serves: bool = False) -> nn.LLM:
+    """Load what the flags say, for an engine if it `serves`; a report of quantising and what loading takes go to stderr."""
     gc.disable()  # what loading makes stays, and to look through all of it for garbage takes as long as some of its steps
     ranks, how = getattr(args, "ranks", None), getattr(args, "spec", None)
-    guesses = {"extends": how is not None, "mtp": (how or "").partition(":")[0] == "mtp"}
+    guesses = {"extends": serves or how is not None, "mtp": (how or "").partition(":")[0] == "mtp"}
     try:
         llm = nn.LLM.load(args.path, ranks=ranks, adapters=adapters_of(args), **guesses, **_options(args))
         return _told(llm, args)

@@ -81,7 +81,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=65,
         metavar="N",
-        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: a chunk is set aside then, and goes on later; default 65, 0 computes whole chunks",
+        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: less of them is computed at a time; default 65, 0 for as much as --chunk says",
     )
     parser.add_argument(
         "--reuse-answers",
@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
 
 def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
     """The model that the flags say, on this rank, and the limits it is served within."""
-    llm = loading.load(args)
+    llm = loading.load(args, serves=True)
     longest = llm.context if args.max_model_len is None else args.max_model_len
     if not 1 < longest <= llm.context:
         raise LoadError(f"--max-model-len is {longest}, the model's context holds {llm.context} tokens")

@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +18,8 @@ from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.changes import Change
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Limits
-from nnfront.llm.methods import EXTEND, WITH_HIDDEN
+from nnfront.engine.speculate import MOST_GUESSED
+from nnfront.llm.methods import EXTEND, STEP, WITH_HIDDEN
 from nnfront.session import Session
 from nnfront.state.between import between_steps, set_aside
 from nnfront.state.cache import Cache
@@ -31,11 +34,11 @@ class Work(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What came of one call: which sequences it was for, the logits that it gives of each, [sequences, 1 or more, vocab], how long it took,
+    """What came of one call: which sequences it was for, the logits that it gives of each, 1 row of [vocab] or more, how long it took,
     and what the model's head read of each token, if that was wanted: [sequences, tokens, hidden_size]."""
 
     sequences: Sequence[int]
-    logits: npt.NDArray[np.float32]
+    logits: Sequence[Sequence[npt.NDArray[np.float32]]]
     seconds: float
     hidden: torch.Tensor | None
 
@@ -63,8 +66,22 @@ class Compute:
         self.session, self._ranks = session, ranks
         self.decode_rows = decode_rows or session.backend.decode_rows
         self._has_adapters, self.gives_hidden = has_adapters, hidden
+        self._most_rows = limits.step_tokens + limits.max_num_seqs * (1 + MOST_GUESSED)
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
+
+    @cached_property
+    def packs(self) -> bool:
+        """Whether one call computes tokens of answers and of prompts together, each with the bits that it has alone: where it is made of kernels of which a row
+        of a call knows nothing of the others, and all that the cache keeps are pages of tokens."""
+        method = self.session.program.methods.get(STEP)
+        is_plain = self._ranks.world == 1 and not self._has_adapters and not self.gives_hidden
+        return (
+            is_plain
+            and method is not None
+            and self.pool.can_be_rows
+            and self.session.backend.packs(method, self._most_rows)
+        )
 
     @property
     def can_be_set_aside(self) -> bool:
@@ -107,6 +124,10 @@ class Compute:
         self, work: Work, between: Callable[[], None] | None = None, beside: Sequence[int] = ()
     ) -> Iterator[Computed]:
         self.pool.apply(work.changes)
+        if self.packs:
+            if work.decode or work.chunks:
+                yield self._packed(work)
+            return
         for number, chunk in work.chunks:
             self.pool.keep_apart(beside, self.decode_rows)
             with between_steps(between):
@@ -120,6 +141,25 @@ class Compute:
                 self.pool.save(numbers)
             yield self._call(method, numbers, [work.decode.get(n, [0] * width) for n in numbers], rows)
 
+    def _packed(self, work: Work) -> Computed:
+        """All in one call: of answers the logits of each token, of prompts of the last one."""
+        began = time.perf_counter()
+        chunks = dict(work.chunks)
+        tokens = work.decode | chunks
+        ends = list(accumulate(map(len, tokens.values())))
+        firsts = (end - (1 if n in chunks else len(tokens[n])) for n, end in zip(tokens, ends, strict=True))
+        wanted = [range(first, end) for first, end in zip(firsts, ends, strict=True)]
+        rows = self.pool.token_rows({n: len(each) for n, each in tokens.items()})
+        device = self.session.device
+        logits = self.session[STEP](
+            torch.tensor([*chain(*tokens.values())], device=device)[:, None],
+            rows,
+            torch.tensor([*chain(*wanted)], device=device),
+        )
+        seconds = time.perf_counter() - began
+        each = logits[:, 0].cpu().split([len(rows) for rows in wanted])
+        return Computed([*tokens], [list(x.numpy()) for x in each], seconds, None)
+
     def _call(self, method: str, sequences: Sequence[int], tokens: list[list[int]], rows: Cache) -> Computed:
         began = time.perf_counter()
         compute = self.session[WITH_HIDDEN[method] if self.gives_hidden else method]
@@ -130,4 +170,4 @@ class Compute:
         logits, hidden = result if self.gives_hidden else (result, None)
         seconds = time.perf_counter() - began
         wanted = logits[:, -1:] if method == "prefill" else logits
-        return Computed(sequences, wanted.cpu().numpy(), seconds, hidden)
+        return Computed(sequences, [*map(list, wanted.cpu().numpy())], seconds, hidden)

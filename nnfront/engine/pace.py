@@ -13,6 +13,9 @@ LEAST, MOST = 0.5, 0.9
 KEPT = 0.9
 """What is left of having been late once, a step later."""
 
+ROWS, ENOUGH = 8, 32
+"""Rows that kernels take together, and how many a call has at least for its time to be that of its rows."""
+
 
 @dataclass(slots=True)
 class Pace:
@@ -23,6 +26,7 @@ class Pace:
     step: float = 0.0
     part: float = LEAST
     late: float = 0.0
+    each: float = 0.0
     _last: float = 0.0
 
     def divide(self, prompts: int, answers: int) -> None:
@@ -40,6 +44,23 @@ class Pace:
     def wait(self) -> None:
         """Begin to count anew, as no answer can go on."""
         self._last = self.clock()
+
+    def tokens(self, answers: int, prompts: int, most: int) -> int:
+        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows in eights."""
+        if not (answers and self.gap and self.each):
+            return most
+        self.divide(prompts, answers)
+        rows = int(max(self.gap, self.step / (1 - self.part)) / self.each) // ROWS * ROWS
+        return min(max(rows - answers, ROWS), most)
+
+    def computed(self, began: float, answers: int, prompts: int) -> None:
+        """Count a call, which began then and ends now, of so many tokens of answers and of prompts."""
+        seconds = self.clock() - began
+        if not prompts:
+            self.step = seconds
+        elif prompts + answers >= ENOUGH:
+            each = seconds / (prompts + answers)
+            self.each += (each - self.each) / 4 if self.each else each
 
     @property
     def is_due(self) -> bool:

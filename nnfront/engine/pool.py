@@ -12,13 +12,14 @@ would be as many times what a call writes, whether they are wanted or not.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
 from nnfront.engine.schedule import Limits
 from nnfront.session import Session
 from nnfront.state.cache import Cache, States
 from nnfront.state.paged import Held, PagedCache
+from nnfront.state.token_rows import TokenRows, can_be_rows
 
 FILLER = -1
 """The number of rows of nobody's. One makes a single row two where kernels add up one row in another order than several."""
@@ -200,6 +201,15 @@ class Pool:
             (placed[i : i + most], self._view(i, min(most, len(placed) - i)))
             for i in range(0, len(placed), most)
         ]
+
+    @property
+    def can_be_rows(self) -> bool:
+        """Whether tokens of sequences can be rows of one call."""
+        return self._given is None and can_be_rows(self.cache)
+
+    def token_rows(self, counts: Mapping[int, int]) -> Cache:
+        """The next tokens of sequences, so many of each, a row for each token."""
+        return TokenRows(self._paged(self.cache), [(self._row[s], count) for s, count in counts.items()])
 
     def keep_apart(self, sequences: Sequence[int], most: int) -> None:
         """Have some sequences in the first rows, so that calls of these, and of fewer of them, leave the others where they are."""

@@ -80,7 +80,9 @@ class Runner:
         self._began = began
         self._clock = Clock()
         self._pace = Pace(scheduler.limits.inter_token_ms / 1e3)
-        self._is_paced = scheduler.limits.inter_token_ms > 0 and compute.can_be_set_aside
+        self._is_paced = (
+            scheduler.limits.inter_token_ms > 0 and compute.can_be_set_aside and not compute.packs
+        )
         self._guessing = 0.0
         self._heads = self._new_heads()
 
@@ -117,11 +119,14 @@ class Runner:
     def plan(self) -> Step:
         """Say what to do next, and count it as reserved."""
         self._guess()
-        return self.scheduler.step()
+        return self.scheduler.step(self._budget() if self.compute.packs else None)
 
     def run(self, step: Step, came: Came) -> None:
         """Do it, and say what came of it as it comes: a token of each that answers, then chunks of prompts, in the middle of which others go on answering."""
         self._began(step)
+        if self.compute.packs:
+            self._run_packed(step, came)
+            return
         if step.decode or not step.chunks:
             began = self._pace.clock()
             decode = {s.arrival: s.next for s in step.decode}
@@ -134,6 +139,22 @@ class Runner:
             changes = self._changes() if i or step.decode else step.changes
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             self._compute(Work(changes, {}, [(sequence.arrival, tokens)]), [sequence], came)
+
+    def _budget(self) -> int:
+        """How many tokens of prompts the next step computes beside those of answers."""
+        running = self.scheduler.running
+        answering = sum(1 + len(s.drafts) for s in running if s.answers)
+        waiting = len(self.scheduler.waiting) + sum(not s.answers for s in running)
+        return self._pace.tokens(answering, waiting, self.scheduler.limits.step_tokens)
+
+    def _run_packed(self, step: Step, came: Came) -> None:
+        """Do it in one call."""
+        decode = {s.arrival: s.next for s in step.decode}
+        chunks = [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks]
+        began = self._pace.clock()
+        sequences = [*step.decode, *(sequence for sequence, _ in step.chunks)]
+        self._compute(Work(step.changes, decode, chunks), sequences, came)
+        self._pace.computed(began, sum(map(len, decode.values())), sum(len(tokens) for _, tokens in chunks))
 
     def _compute(self, work: Work, sequences: Several[Sequence], came: Came) -> None:
         for sequence, count, logits in self._calls(work, sequences, came):
@@ -226,19 +247,23 @@ class Runner:
     ) -> Iterator[tuple[Sequence, int, Several[Row]]]:
         """Compute the next tokens of sequences, or of a prompt; for each sequence how many, and the logits that follow the last of them: [1 or more, vocab]."""
         asked = {s.arrival: s for s in sequences}
+        prompts = {number: len(tokens) for number, tokens in work.chunks}
         beside = [s.arrival for s in self.scheduler.running if s.answers] if self._is_paced else []
         between = partial(self._set_aside, came) if beside else None
         for numbers, logits, seconds, hidden in self.compute.run(work, between, beside):
             if hidden is not None:
                 self._tell(numbers, hidden)
-            if work.chunks:
-                yield sequences[0], len(work.chunks[0][1]), logits[0]
-                continue
-            width = logits.shape[1]
-            self._clock.took(seconds + (width > 1) * self._guessing, width > 1)
+            if not work.chunks:
+                width = max(map(len, logits))
+                self._clock.took(seconds + (width > 1) * self._guessing, width > 1)
             for number, rows in zip(numbers, logits, strict=True):
-                if (sequence := asked.get(number)) is not None:
-                    known = min(len(sequence.tokens) - sequence.computed, width)
+                sequence = asked.get(number)
+                if sequence is None:
+                    continue
+                if number in prompts:
+                    yield sequence, prompts[number], rows
+                else:
+                    known = min(len(sequence.tokens) - sequence.computed, len(rows))
                     yield sequence, known, rows[known - 1 :]
 
     def _tell(self, numbers: Several[int], hidden: torch.Tensor) -> None:

@@ -7,7 +7,7 @@ pre-emption and recomputing all follow from it.
 
     chunks        lie on a grid: [0, chunk), [chunk, 2 * chunk) ... of the prompt, whatever else runs. What has been answered is computed token by
                   token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
-                  on others
+                  on others. Where a token has the same bits in whatever call, a prompt is cut as a step has room for it
     prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
                   layers keep a state of a whole sequence, or drop tokens behind a window, up to a chunk behind which it was copied, or what was in the
                   window was held
@@ -166,8 +166,9 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def step(self) -> Step:
-        """Say what to do next, and count it as reserved; `computed` is to be told when it is done."""
+    def step(self, tokens: int | None = None) -> Step:
+        """Say what to do next, and count it as reserved; `computed` is to be told when it is done. `tokens`: of prompts, in whatever pieces; without it
+        chunks as the limits have them."""
         step, before = Step(self.changes()), self.preemptions
         if self.shares or all(sequence.answers for sequence in self.running):
             step.decode = [sequence for sequence in self.running if sequence.answers]
@@ -183,10 +184,14 @@ class Scheduler:
                 break
         if self.preemptions == before:
             self._admit(step)
-        budget = self.limits.step_tokens
+        budget = self.limits.step_tokens if tokens is None else tokens
         for sequence in [s for s in self.running if not s.answers]:
-            count = self._chunk(sequence)
-            if count > budget or sequence not in self.running or not self._reserve(sequence, count, step):
+            count = self._chunk(sequence) if tokens is None else min(self._rest(sequence), budget)
+            if (
+                not 0 < count <= budget
+                or sequence not in self.running
+                or not self._reserve(sequence, count, step)
+            ):
                 break
             step.chunks.append((sequence, count))
             budget -= count
@@ -281,6 +286,10 @@ class Scheduler:
         """How many tokens of its prompt come next: up to the grid's next line."""
         at, chunk = sequence.computed, self.limits.chunk
         return min((at // chunk + 1) * chunk, sequence.prompt) - at
+
+    def _rest(self, sequence: Sequence) -> int:
+        """How many tokens of its prompt may come next, where they come in any pieces: up to where its states are to be saved."""
+        return sequence.prompt - sequence.computed if self.snapshots is None else self._chunk(sequence)
 
     def _admit(self, step: Step) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:

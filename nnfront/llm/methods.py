@@ -20,6 +20,8 @@ WITH_IMAGES = ("image_features", "prefill_with_images")
 
 EXTEND = "extend"
 """The method that computes several tokens of each sequence and gives the logits of all."""
+STEP = "step"
+"""The method that computes tokens of answers and of prompts together, a row for each, and gives the logits of some."""
 DRAFT = "draft"
 """The method of a head that guesses further tokens; a model with one also has those in `WITH_HIDDEN`."""
 WITH_HIDDEN = {"prefill": "prefill_hidden", "decode": "extend_hidden", EXTEND: "extend_hidden"}
@@ -34,7 +36,7 @@ class Methods(Enum):
     """Which methods of a model are made.
 
     SPEC    those that its model file's spec names
-    EXTEND  also `extend`, with which tokens that are guessed are computed together; artefacts have it
+    EXTEND  also `extend`, with which tokens that are guessed are computed together, and `step`, by which answers and prompts are; artefacts have them
     DRAFT   also those of its head that guesses further tokens, and `extend`
     PARTS   in their place those by which another engine runs it, that attends and keeps the cache itself (`llm.parts`)
     """

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Never
 
+from nnfront.dims import Dim
 from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.methods import DRAFT, EXTEND, Methods
+from nnfront.llm.methods import DRAFT, EXTEND, STEP, Methods
 from nnfront.llm.parts import export_parts
 from nnfront.quantized import KEYS
 from nnfront.quantized.held import Stored
@@ -153,7 +154,10 @@ class Architecture:
             if methods is Methods.PARTS:
                 return export_parts(model, spec)
             if methods.extends and hasattr(model, EXTEND) and "prefill" in spec:
-                spec = {**spec, EXTEND: spec["prefill"]}
+                from nnfront.nn.spec import Tensor  # an artefact loads without it
+
+                wanted = Tensor([Dim("wanted", min=1)], "int64")
+                spec = {**spec, EXTEND: spec["prefill"], STEP: {**spec["decode"], "wanted": wanted}}
             if hasattr(model, DRAFT):
                 spec = {**spec, **model.spec(spec)}
             return model.export(spec)

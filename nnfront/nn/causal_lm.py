@@ -66,6 +66,11 @@ class CausalLM(Module):
         """Append a few tokens to each sequence and give the logits of all: [batch, seq] to float32 [batch, seq, vocab_size]."""
         return self.head(self.hidden(tokens, cache))
 
+    def step(self, tokens: Tensor, cache: Cache, wanted: Tensor) -> Tensor:
+        """Append one token to each row, where several may be of one sequence, and give the logits of the rows `wanted`: int64 [batch, 1] and
+        [wanted] to float32 [wanted, 1, vocab_size]."""
+        return self.head(op.take(self.hidden(tokens, cache), wanted, axis=0))
+
 
 def causal_lm_spec(cache: spec.Cache | spec.State, max_positions: int) -> dict[str, Any]:
     """Return the spec of a `CausalLM`'s methods: `logits` of a whole text, `prefill` and `decode` over a cache of up to `max_positions` tokens."""

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
-from nnfront.engine.pool import Pool
 from nnfront.engine.runner import Answer, Event, Runner
 from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
 from nnfront.errors import RunError
@@ -64,7 +63,7 @@ class Engine:
                 help="guess with --spec ngram or draft:DIR, or leave out --tp",
             )
         compute = compute_of(llm, limits, decode_rows, hidden=isinstance(guesser, MultiTokenHead))
-        self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed, began=self._begin)
+        self._runner = Runner(compute, _scheduler_of(compute, limits), self._changed, began=self._begin)
         if guesser is not None:
             self._runner.require_guesses()
         self._is_closing = self._is_draining = False
@@ -267,8 +266,10 @@ class Engine:
             self._tell(request, Event(finish="error", error=str(error)))
 
 
-def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
-    return Scheduler(limits, snapshots=pool.snapshots, window=pool.window)
+def _scheduler_of(compute: Compute, limits: Limits) -> Scheduler:
+    """Where bits do not depend on how tokens are cut into calls, pages of answers are as good as those of prompts."""
+    limits = replace(limits, reuse_answers=limits.reuse_answers or compute.packs)
+    return Scheduler(limits, snapshots=compute.pool.snapshots, window=compute.pool.window)
 
 
 def compute_of(llm: LLM, limits: Limits, decode_rows: int | None = None, *, hidden: bool = False) -> Compute:

@@ -22,7 +22,7 @@ def random_folder(
     """Write a folder of a model type, in the first of its configurations that are compared, but for `changes`; with `mtp` one with a head that guesses."""
     given = json.loads((CONFIGS / f"{model_type}.json").read_text())
     first = next(iter(given["configs"].values()))
-    config = {**given["sizes"], **first, "model_type": model_type, "dtype": dtype, **changes}
+    config = {**given.get("sizes", {}), **first, "model_type": model_type, "dtype": dtype, **changes}
     file = find_architecture(model_type)
     ir = file.export(file.config(config), methods=Methods.of(mtp=mtp))
     shapes = {p.name: p.type for f in ir.methods for p in f.params if p.role == "weight"}

@@ -72,7 +72,9 @@ class Simulation:
         guesses: int = 0,
         window: int | None = None,
         asides: float = 0,
+        packs: bool = False,
     ) -> None:
+        self.packs = packs
         self.scheduler = Scheduler(limits, snapshots=snapshots, window=window)
         self.cache = Cache(limits, snapshots)
         self.snapshots, self.guesses, self.random = snapshots, guesses, random.Random(limits.pages)
@@ -102,10 +104,11 @@ class Simulation:
     def step(self) -> None:
         scheduler, limits = self.scheduler, self.scheduler.limits
         self._draft()
-        step = scheduler.step()
+        tokens = self.random.randint(1, limits.step_tokens) if self.packs else None
+        step = scheduler.step(tokens)
         self.cache.apply(step.changes)
-        assert sum(count for _, count in step.chunks) <= limits.step_tokens
-        for sequence, count in step.chunks:
+        assert sum(count for _, count in step.chunks) <= (tokens or limits.step_tokens)
+        for sequence, count in step.chunks if tokens is None or self.snapshots is not None else ():
             assert sequence.computed // limits.chunk == (sequence.computed + count - 1) // limits.chunk
         if self.live:
             assert step.decode or step.chunks
@@ -113,7 +116,8 @@ class Simulation:
             assert self.live[oldest] in scheduler.running
         self._decode(step)
         for sequence, count in step.chunks:
-            self.cache.apply(scheduler.changes())
+            if not self.packs:  # else all is one call
+                self.cache.apply(scheduler.changes())
             self.cache.compute(sequence, sequence.tokens[sequence.computed : sequence.computed + count])
             while self.random.random() < self.asides:
                 self._aside(sequence)

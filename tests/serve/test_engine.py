@@ -139,7 +139,7 @@ def test_a_model_that_fails_tells_all_that_run_and_the_engine_goes_on(
 def test_a_step_that_cannot_be_planned_ends_those_that_wait_one_by_one(
     llm: nn.LLM, engine: Engine, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Scheduler, "step", lambda _: 1 / 0)
+    monkeypatch.setattr(Scheduler, "step", lambda *_: 1 / 0)
     ends = [Answer(engine, text[:9], Params(max_tokens=3)).wait() for _ in range(2)]
     assert ends == [([], "errordivision by zero")] * 2
     monkeypatch.undo()

@@ -45,8 +45,9 @@ def play(
     guesses: int = 0,
     window: int | None = None,
     asides: float = 0,
+    packs: bool = False,
 ) -> Simulation:
-    simulation = Simulation(limits, snapshots, guesses, window, asides)
+    simulation = Simulation(limits, snapshots, guesses, window, asides, packs)
     room = min(limits.pages * limits.page_size, limits.max_model_len)
     stems = [[random_.randrange(3) for _ in range(room)] for _ in range(3)]
     for _ in range(events):
@@ -77,6 +78,19 @@ def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_to
 ) -> None:
     snapshots, window = states
     play(limits, random.Random(seed), 60, snapshots, guesses, window, asides)
+
+
+@settings(max_examples=60)
+@given(
+    LIMITS,
+    st.integers(0, 2**32),
+    st.sampled_from([(None, None), (3, 5), (50, 1), (50, 30)]),
+    st.sampled_from([0, 2, 7]),
+)
+def test_it_is_so_too_where_prompts_are_cut_in_any_pieces_that_answers_leave_room_for(
+    limits: Limits, seed: int, states: tuple[int | None, int | None], guesses: int
+) -> None:
+    play(limits, random.Random(seed), 60, *states[:1], guesses, states[1], packs=True)
 
 
 @pytest.mark.slow

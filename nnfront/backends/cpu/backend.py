@@ -32,6 +32,7 @@ from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.backends.table import kernels_of
+from nnfront.ir import OPS
 from nnfront.lower import MethodProgram, Program, Run, Slot
 from nnfront.passes import PIPELINES
 from nnfront.quant_format import QuantFormat
@@ -54,6 +55,8 @@ KERNELS = (
     *host.KERNELS,
     *weight_layout.KERNELS,
 )
+ELEMENTWISE = ("cache_positions", "cache_split", "cos", "rope", "sin")
+"""Ops without a kernel in C that stand in front of a call's layers, and compute each element for itself."""
 WRITERS = {kernel.name: kernel.write for kernel in KERNELS if kernel.write is not None}
 
 
@@ -91,6 +94,10 @@ class CpuBackend(Backend):
                 yield f"{name}: run by themselves, between tapes of calls in C: {', '.join(alone)}"
         yield f"kernels in C: {instructions()}"
 
+    def packs(self, method: MethodProgram, rows: int) -> bool:
+        runs = (run for run in method.body.walk() if isinstance(run, Run))
+        return NATIVE is not None and all(_is_by_rows(run, method, rows) for run in runs)
+
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         say_what_is_missing()
         return tape.join(pairs, slots, method, WRITERS)
@@ -104,6 +111,14 @@ def _alone(run: Run, method: MethodProgram) -> str:
         return run.kernel
     why = refusal(WRITERS[run.kernel], run, method.slots)
     return f"{run.kernel} ({why})" if why else ""
+
+
+def _is_by_rows(run: Run, method: MethodProgram, rows: int) -> bool:
+    """Whether one row of an instruction's batch is the same among so many as alone: C that takes them all, or what treats each element for itself."""
+    if run.kernel not in WRITERS:
+        return run.op in ELEMENTWISE or OPS[run.op].moves or OPS[run.op].is_view
+    sizes = ({"batch": count} for count in (1, rows))
+    return not any(refusal(WRITERS[run.kernel], run, method.slots, known) for known in sizes)
 
 
 CPU = CpuBackend()

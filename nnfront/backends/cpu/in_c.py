@@ -7,10 +7,11 @@ tensors in a call (`in_c`), and of all that is in a row on a tape (`tape`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -132,10 +133,18 @@ def by_types(write: Write) -> Accepts:
     return lambda run, context: refusal(write, run, context.frame.slots, any_size=True)
 
 
-def refusal(write: Write, run: Run, slots: Sequence[Slot], *, any_size: bool = False) -> str:
-    """Why C does not take the smallest call of an instruction, which it takes if it takes any, or with `any_size` its types; ACCEPTED if it does."""
+def refusal(
+    write: Write,
+    run: Run,
+    slots: Sequence[Slot],
+    known: Mapping[str, int] = MappingProxyType({}),
+    *,
+    any_size: bool = False,
+) -> str:
+    """Why C does not take the smallest call of an instruction, which it takes if it takes any, or that with these dims, or with `any_size` its types;
+    ACCEPTED if it does."""
     try:
-        size = partial(_small, times=2 if any_size else 1)  # no size is 1 that can be another
+        size = partial(_small, known=known, times=2 if any_size else 1)  # no size is 1 that can be another
         sized = {name: size(slots[i].value) for name, i in run.sized.items()}
         values = [_operand(slots[i], size) for i in run.inputs]
         write(TapeBuilder(torch.get_num_threads(), {}, any_size), run, *values, **sized)
@@ -156,11 +165,12 @@ def _operand(slot: Slot, size: Callable[[Any], Any]) -> Any:
     return size(slot.value)
 
 
-def _small(size: Any, times: int = 1) -> Any:
-    """A size, or several, where each dim is as small as it may be and not 0, or so many times that."""
+def _small(size: Any, known: Mapping[str, int], times: int) -> Any:
+    """A size, or several, where each dim that is not known is as small as it may be and not 0, or so many times that."""
     if isinstance(size, (tuple, list)):
-        return tuple(_small(each, times) for each in size)
-    numbers = {s: times * int(max(s.low, s.divisor)) for dim in dims_in(size) for s in dim.symbols}
+        return tuple(_small(each, known, times) for each in size)
+    symbols = [s for dim in dims_in(size) for s in dim.symbols]
+    numbers = {s: known.get(s.name, times * int(max(s.low, s.divisor))) for s in symbols}
     return evaluate(size, numbers) if numbers else size
 
 
