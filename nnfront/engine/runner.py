@@ -194,7 +194,7 @@ class Runner:
         return Heads(compute.session, self.scheduler.limits) if compute.gives_hidden else None
 
     def _guess(self) -> None:
-        """Say which tokens may come behind those that are computed next: as many of each sequence, so that one call computes them."""
+        """Say which tokens may come behind those that are computed next: as many of each sequence where one call computes as many of each."""
         answers = [a for s in self.scheduler.running if s.answers and (a := self.answers.get(s.arrival))]
         if not answers or not self.guesses:
             return
@@ -209,7 +209,7 @@ class Runner:
         )
         found = self._agreed(self._guesses_of(answers, known, due, most))
         self._guessing = time.perf_counter() - began
-        width = max(map(len, found))
+        width = 0 if self.compute.packs else max(map(len, found))
         for answer, guess in zip(answers, found, strict=True):
             answer.sequence.drafts = guess + [0] * (width - len(guess))
 
