@@ -92,6 +92,13 @@ class QuantFormat:
         """Return the format that the attributes of a fusion say."""
         return replace(FORMATS[attrs["format"]], **{key: attrs[key] for key in VARYING if key in attrs})
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What a weight is stored in: elements, under the format's name, and unless they lie in blocks what stands beside them."""
+        beside = ["scales"] if self.block is None else []
+        beside += ["zero_points"] if beside and not self.symmetric else []
+        return (self.name, *beside, *(["factors"] if self.has_factor else []))
+
     def is_like(self, other: QuantFormat) -> bool:
         """Whether the formats differ in nothing but their groups and zero points."""
         return replace(self, group_size=other.group_size, symmetric=other.symmetric) == other

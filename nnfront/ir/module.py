@@ -152,6 +152,21 @@ class IRModule(Mapping[str, Function]):
         is_same = len(new) == len(self) and all(map(operator.is_, new, self.functions))
         return self if is_same else IRModule(new, self.attrs)
 
+    def with_versions(
+        self, methods: Mapping[str, Function], made: Iterable[tuple[str, Function]]
+    ) -> IRModule:
+        """Return a module with methods rewritten, by name, and in front of each private function the versions made of it; one that is called no more goes."""
+        if all(methods[method.name] is method for method in self.methods):
+            return self
+        versions: dict[str, list[Function]] = {}
+        for name, function in made:
+            versions.setdefault(name, []).append(function)
+        functions = [
+            f for old in self.functions for f in (*versions.get(old.name, ()), methods.get(old.name, old))
+        ]
+        called = {callee for f in functions for callee in f.callees}
+        return self.with_functions(f for f in functions if f.name not in versions or f.name in called)
+
     def text(self, *, provenance: bool = False) -> str:
         """Return the text form; `ir.parse` reads it back."""
         return print_module(self, provenance=provenance)

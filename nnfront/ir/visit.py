@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nnfront.ir.expr import (
     Atom,
@@ -56,11 +56,12 @@ class Mutator:
     """Rewrites a function: override `binding`, `expr` or `atom`; what comes back unchanged is the same object.
 
     `binding` returns any number of bindings. A binding that goes or gets another variable leaves its uses behind: put what
-    stands for its variable into `self.replaced`, which `atom` looks into.
+    stands for its variable into `self.replaced`, which `atom` looks into. What is put into one of the dicts `scoped` holds to the end of the block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *scoped: dict[Any, Any]) -> None:
         self.replaced: dict[Var, Atom] = {}
+        self._scoped = scoped
 
     def function(self, function: Function) -> Function:
         """Rewrite a function."""
@@ -70,10 +71,14 @@ class Mutator:
 
     def block(self, block: Block) -> Block:
         """Rewrite the bindings in order, then the result."""
+        outside = [dict(known) for known in self._scoped]
         bindings: list[Binding] = []
         for binding in block.bindings:
             bindings.extend(self.binding(binding))
         result = self.atom(block.result)
+        for known, before in zip(self._scoped, outside, strict=True):
+            known.clear()
+            known.update(before)
         if result is block.result and are_same(bindings, block.bindings):
             return block
         return Block(tuple(bindings), result)
@@ -94,7 +99,8 @@ class Mutator:
 
 class _Substitution(Mutator):
     def __init__(self, mapping: Mapping[Var, Atom]) -> None:
-        self.replaced = dict(mapping)
+        super().__init__()
+        self.replaced.update(mapping)
 
 
 def map_expr(expr: Expr, atom: Callable[[Atom], Atom], block: Callable[[Block], Block]) -> Expr:

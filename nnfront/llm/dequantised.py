@@ -21,8 +21,8 @@ from nnfront.llm.comparison import Comparison, Reference
 from nnfront.llm.folder_files import CONFIG
 from nnfront.llm.hf_folder import CompiledFolder, held_in
 from nnfront.llm.model_files import Architecture
+from nnfront.ops.encoded import Encoded
 from nnfront.quantized import KEYS, Formula, quantization_of
-from nnfront.quantized.formula import Encoded
 from nnfront.weights import Checkpoint
 from nnfront.weights.bound_checkpoint import BoundWeights
 from nnfront.weights.checkpoint import SINGLE

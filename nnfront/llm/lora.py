@@ -28,8 +28,8 @@ from nnfront.errors import LoadError
 from nnfront.files import Folder, shown, shown_text
 from nnfront.ir import FunctionBuilder, IRModule, Scalar, TensorType, Var
 from nnfront.llm.lora_config import MOST, LoraConfig, read_lora_config
+from nnfront.ops.encoded import cast
 from nnfront.quantized import Formula, Takes, derive_weights
-from nnfront.quantized.formula import cast
 from nnfront.weights import Checkpoint
 from nnfront.weights.name_hints import shortened
 

@@ -19,9 +19,9 @@ from nnfront.errors import LoadError, PassError
 from nnfront.files import shown, shown_text
 from nnfront.ir import FunctionBuilder, IRModule, Scalar, TensorType, Type, Var
 from nnfront.llm.lora import NO_SPLIT, Adapter, Merging, Product, open_adapters
+from nnfront.ops.encoded import cast
 from nnfront.passes import add_adapters
 from nnfront.quantized import Formula, Takes, derive_weights
-from nnfront.quantized.formula import cast
 from nnfront.weights import Checkpoint
 from nnfront.weights.name_hints import shortened
 

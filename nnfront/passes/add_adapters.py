@@ -73,14 +73,7 @@ def add_adapters(
     """
     adding = _Adding(ir)
     new = {method.name: adding.method(method, ranks, count, turned) for method in ir.methods}
-    if all(new[method.name] is method for method in ir.methods):
-        return ir
-    made: dict[str, list[Function]] = {}
-    for (name, *_), function in adding.made.items():
-        made.setdefault(str(name), []).append(function)
-    functions = [f for old in ir.functions for f in (*made.get(old.name, ()), new.get(old.name, old))]
-    called = {callee for f in functions for callee in f.callees}
-    return ir.with_functions(f for f in functions if f.name not in made or f.name in called)
+    return ir.with_versions(new, ((str(name), function) for (name, *_), function in adding.made.items()))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,6 @@ from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
-    Block,
     Formula,
     Function,
     FunctionBuilder,
@@ -310,7 +309,8 @@ class _Packer(Mutator):
         names: Names,
         kept: set[str],
     ) -> None:
-        super().__init__()
+        self.packed: dict[tuple[Var, str], Var] = {}
+        super().__init__(self.packed)
         self.ir = ir
         self.packings = packings
         self.made = made
@@ -318,13 +318,6 @@ class _Packer(Mutator):
         self.local = Names.of(function)
         values = weight_values(function)
         self.movable = {v for v in values.all if values.names.get(v) not in kept}
-        self.packed: dict[tuple[Var, str], Var] = {}
-
-    def block(self, block: Block) -> Block:
-        outside = dict(self.packed)
-        new = super().block(block)
-        self.packed = outside
-        return new
 
     def binding(self, binding: Binding) -> list[Binding]:
         call, wanted = binding.value, _packed_operands(binding, self.ir, self.packings)

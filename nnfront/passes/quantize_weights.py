@@ -35,14 +35,12 @@ raises:  PassError for a format that does not exist, for groups that it does not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from nnfront import ops
 from nnfront.ir import (
-    Atom,
     Binding,
-    Block,
     Call,
     Function,
     FunctionBuilder,
@@ -57,6 +55,7 @@ from nnfront.ir import (
     canonical_call,
     walk_bindings,
 )
+from nnfront.ops.encoded import Encoded
 from nnfront.passes.base import module_pass
 from nnfront.passes.inline import inline
 from nnfront.passes.quantizing.choose import NO_MOMENTS, Wanted, choose
@@ -145,38 +144,6 @@ class _Variants:
             yield from variants.get(function.name, [function])
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A weight as it is stored: its elements, packed or not, scales and zero points, or all of that as one; and the dtype that it has been."""
-
-    format: QuantFormat
-    elements: Var
-    others: tuple[Var, ...]
-    dtype: str
-
-    def read(self, builder: FunctionBuilder) -> Var:
-        """What is stored, dequantised."""
-        assert isinstance(self.elements.type, TensorType)
-        axis, format, q = self.elements.type.ndim - 1, self.format, self.elements
-        if format.block is not None:
-            return builder.call(ops.dequantize_blocks, q, format=format.name, dtype=self.dtype)
-        if format.packing is not None:
-            q = builder.call(ops.unpack_int4, q, axis=axis, signed=format.dtype == "int8")
-        scales, zeros = self.others[0], self.others[1] if not format.symmetric else None
-        if format.has_factor:
-            wide = builder.call(ops.astype, scales, dtype=format.read_scales)
-            scales = builder.call(ops.multiply, wide, self.others[1])
-        attrs = {"group_size": _group(format, q), "axis": axis, "format": format.name, "dtype": self.dtype}
-        return builder.call(ops.dequantize, q, scales, zeros, **attrs)
-
-    def rows(self, builder: FunctionBuilder, places: Atom) -> _Stored:
-        """Some rows."""
-        elements, *others = (
-            builder.call(ops.take, part, places, axis=0) for part in (self.elements, *self.others)
-        )
-        return _Stored(self.format, elements, tuple(others), self.dtype)
-
-
 def _group(format: QuantFormat, weight: Var) -> int | None:
     """The size of groups, one for each output being said as one of all inputs where None would be the size of the format."""
     assert isinstance(weight.type, TensorType)
@@ -189,13 +156,13 @@ class _Quantizing(Mutator):
     """Rewrites one function."""
 
     def __init__(self, function: Function, formats: Iterator[Wanted | None], variants: _Variants) -> None:
-        super().__init__()
+        self.stored: dict[Var, Encoded] = {}
+        self.read: dict[Var, Var] = {}
+        self.transposed: dict[Var, Var] = {}
+        super().__init__(self.stored, self.read, self.transposed)
         self.formats, self.variants = formats, variants
         self.names = Names.of(function)
         self.made = {b.var: b for b in walk_bindings(function.bindings)}
-        self.stored: dict[Var, _Stored] = {}
-        self.read: dict[Var, Var] = {}
-        self.transposed: dict[Var, Var] = {}
         self.derived: list[str] = []
         self.moments: dict[str, Param] = {}
 
@@ -206,12 +173,6 @@ class _Quantizing(Mutator):
         derived = (*function.attrs.get("derived", ()), *sorted(self.derived))
         params = (*new.params, *self.moments.values())
         return new.with_(params=params, attrs={**function.attrs, "derived": derived})
-
-    def block(self, block: Block) -> Block:
-        outside = dict(self.stored), dict(self.read), dict(self.transposed)
-        new = super().block(block)
-        self.stored, self.read, self.transposed = outside
-        return new
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         call = binding.value
@@ -232,7 +193,8 @@ class _Quantizing(Mutator):
             ((table, each),) = wanted
             places = call.args[1]
             assert isinstance(table, Var) and each is not None and places is not None
-            found = self._stored(builder, table, each).rows(builder, places).read(builder)
+            assert isinstance(table.type, TensorType)
+            found = self._stored(builder, table, each).rows(builder, places).dense(builder, table.type.dtype)
             *bindings, last = builder.finish(found).bindings
             return [*bindings, Binding(binding.var, last.value, binding.provenance)]
         read: dict[Var, Var] = {}
@@ -259,38 +221,35 @@ class _Quantizing(Mutator):
 
     def _dequantized(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Var:
         """The weight after it has been stored and read back."""
+        assert isinstance(weight.type, TensorType)
         if weight not in self.read:
-            self.read[weight] = self._stored(builder, weight, wanted).read(builder)
+            self.read[weight] = self._stored(builder, weight, wanted).dense(builder, weight.type.dtype)
         return self.read[weight]
 
-    def _stored(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> _Stored:
+    def _stored(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Encoded:
         """The weight as it is stored, under names that begin with its own."""
         if weight in self.stored:
             return self.stored[weight]
         assert isinstance(weight.type, TensorType)
         format = wanted.format
-        axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
-        others: list[Var] = []
+        names = [f"{weight.name}.{part}" for part in format.parts]
         if format.shared_outputs != 1:
-            elements, scales = with_shared_scales(builder, weight, format, (own, f"{weight.name}.scales"))
-            others.append(scales)
+            parts = with_shared_scales(builder, weight, format, names)
         elif format.block is not None:
-            elements = self._rounded(builder, weight, wanted, own)
+            parts = [self._rounded(builder, weight, wanted, names[0])]
         else:
-            found = self._rounded(builder, weight, wanted, own)
-            elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
-            others.append(builder.emit(Projection(found, 1), f"{weight.name}.scales"))
-            if not format.symmetric:
-                others.append(builder.emit(Projection(found, 2), f"{weight.name}.zero_points"))
-            if format.has_factor:
-                others.append(builder.emit(Projection(found, 2), f"{weight.name}.factors"))
+            found = self._rounded(builder, weight, wanted)
+            hints = ["quantize", *names[1:]] if format.packing is not None else names
+            parts = [builder.emit(Projection(found, i), hint) for i, hint in enumerate(hints)]
             if format.packing is not None:
-                elements = builder.emit(canonical_call(ops.pack_int4, [q], {"axis": axis}), own)
-        self.derived += [part.name for part in (elements, *others)]
-        self.stored[weight] = _Stored(format, elements, tuple(others), weight.type.dtype)
+                packed = canonical_call(ops.pack_int4, parts[:1], {"axis": weight.type.ndim - 1})
+                parts[0] = builder.emit(packed, names[0])
+        self.derived += [part.name for part in parts]
+        stored = replace(format, group_size=_group(format, weight))
+        self.stored[weight] = Encoded(stored, parts[0]).with_parts(parts)
         return self.stored[weight]
 
-    def _rounded(self, builder: FunctionBuilder, weight: Var, wanted: Wanted, name: str) -> Var:
+    def _rounded(self, builder: FunctionBuilder, weight: Var, wanted: Wanted, name: str = "") -> Var:
         """The weight in its format: blocks under the name, or all of its parts."""
         assert isinstance(weight.type, TensorType)
         format, args = wanted.format, [weight]
@@ -303,7 +262,7 @@ class _Quantizing(Mutator):
             args.append(self._moments(wanted.moments))
         elif format.block is None:
             attrs |= {"axis": weight.type.ndim - 1, "fit": format.fit}
-        return builder.emit(canonical_call(op, args, attrs), name if format.block is not None else "")
+        return builder.emit(canonical_call(op, args, attrs), name)
 
     def _moments(self, name: str) -> Param:
         """The moments of the inputs of the weight of a name, a parameter of the function."""

@@ -29,7 +29,6 @@ from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
-    Block,
     Call,
     Function,
     FunctionBuilder,
@@ -38,6 +37,7 @@ from nnfront.ir import (
     Names,
     TensorType,
     Var,
+    walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions
@@ -77,19 +77,11 @@ class _Transposing(Mutator):
     """Rewrites one function."""
 
     def __init__(self, function: Function) -> None:
-        super().__init__()
+        self.known: dict[Var, Var] = {}
+        super().__init__(self.known)
         self.names = Names.of(function)
         self.weights = weight_values(function).all
-        self.made: dict[Var, Binding] = {}
-        self.known: dict[Var, Var] = {}
-
-    def block(self, block: Block) -> Block:
-        for binding in block.bindings:
-            self.made[binding.var] = binding
-        outside = dict(self.known)
-        new = super().block(block)
-        self.known = outside
-        return new
+        self.made = {binding.var: binding for binding in walk_bindings(function.bindings)}
 
     def binding(self, binding: Binding) -> list[Binding]:
         call = binding.value

@@ -45,20 +45,6 @@ READERS: Mapping[str, Callable[[Settings], Layout]] = {
 KEYS = ("quantization_config", "compression_config")
 """Where a config.json says how weights are quantised."""
 
-__all__ = [
-    "KEYS",
-    "READERS",
-    "Formula",
-    "Held",
-    "Quantization",
-    "Settings",
-    "StoredReport",
-    "StoredWeight",
-    "Takes",
-    "derive_weights",
-    "quantization_of",
-]
-
 
 @dataclass(frozen=True)
 class Quantization:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
-from nnfront.quantized.formula import Encoded, Formula
+from nnfront.ops.encoded import Encoded
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, transposed, unpacked
 from nnfront.quantized.settings import Settings
 

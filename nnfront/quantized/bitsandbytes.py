@@ -17,8 +17,9 @@ from nnfront import dtypes, ops
 from nnfront.errors import LoadError
 from nnfront.files import parse_json, shown
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
+from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS
-from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import Held, Layout, as_bytes, first, looked_up, matrix
 from nnfront.quantized.settings import Settings
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.ops.encoded import Encoded
 from nnfront.quant_format import FORMATS, TOGETHER
-from nnfront.quantized.formula import Encoded, Formula
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import Held, Layout, each_output, for_outputs, grouped, matrix, over_blocks
 from nnfront.quantized.settings import Settings
 

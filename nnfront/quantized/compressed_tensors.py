@@ -21,8 +21,9 @@ from typing import Any
 from nnfront import ops
 from nnfront.files import shown
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
+from nnfront.ops.encoded import Encoded
 from nnfront.quantized.blocks import float8
-from nnfront.quantized.formula import Encoded, Formula
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import (
     Held,
     Layout,

@@ -25,7 +25,6 @@ from dataclasses import replace
 from nnfront.ir import (
     Atom,
     Binding,
-    Block,
     Call,
     Function,
     FunctionBuilder,
@@ -36,11 +35,13 @@ from nnfront.ir import (
     Param,
     TensorType,
     Var,
+    canonical_call,
     substitute_atoms,
     walk_bindings,
 )
+from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import QuantFormat
-from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.report import StoredReport, report_of
 from nnfront.quantized.uses import Takes, is_cut, is_transpose, joined, matrices, reasons_against, takes_rows
 
@@ -81,19 +82,7 @@ class _Deriving:
     def module(self) -> IRModule:
         """The methods first: they say how private functions are called."""
         new = {f.name: self._method(f) for f in self.ir.methods}
-        if all(new[f.name] is f for f in self.ir.methods):
-            return self.ir
-        specialised: dict[str, list[Function]] = {}
-        for (name, _), made in self.made.items():
-            specialised.setdefault(name, []).append(made)
-        functions = [
-            function
-            for f in self.ir.functions
-            for function in (*specialised.get(f.name, ()), new.get(f.name, f))
-        ]
-        called = {callee for f in functions for callee in f.callees}
-        dropped = {name for name in specialised if name not in called}
-        return self.ir.with_functions(f for f in functions if f.name not in dropped)
+        return self.ir.with_versions(new, ((name, function) for (name, _), function in self.made.items()))
 
     def _method(self, function: Function) -> Function:
         weights = {p: self.formulas[p.name] for p in function.weights if p.name in self.formulas}
@@ -135,7 +124,7 @@ class _Deriving:
                     continue
                 own = [
                     Param(f"{param.name}.{suffix}", part.type, "weight")
-                    for suffix, part in zip(_suffixes(encoded[i].format), encoded[i].parts, strict=False)
+                    for suffix, part in zip(encoded[i].format.parts, encoded[i].parts, strict=True)
                 ]
                 body.encoded[param] = encoded[i].with_parts(own)
                 params += own
@@ -143,11 +132,6 @@ class _Deriving:
             new = body.function(replace(function, params=tuple(params)))
             self.made[name, kinds] = new.with_(name=self.names.unique(name))
         return self.made[name, kinds].name
-
-
-def _suffixes(format: QuantFormat) -> tuple[str, str, str]:
-    """What the names of elements, scales and zero points, or factors, end with."""
-    return format.name, "scales", "factors" if format.has_factor else "zero_points"
 
 
 def _var(atom: Atom | None) -> Var:
@@ -159,11 +143,11 @@ class _Body(Mutator):
     """Rewrites one function. `encoded` are quantised values, `head` is what comes before the function's own bindings."""
 
     def __init__(self, function: Function, deriving: _Deriving) -> None:
-        super().__init__()
+        self.known: dict[Var, Var] = {}
+        super().__init__(self.known)
         self.deriving = deriving
         self.names = Names(b.var.name for b in walk_bindings(function.bindings))
         self.encoded: dict[Var, Encoded] = {}
-        self.known: dict[Var, Var] = {}
         self.head: list[Binding] = []
         self.derived: list[str] = []
 
@@ -172,23 +156,17 @@ class _Body(Mutator):
         for name in names:
             self.names.unique(name)
 
-    def builder(self, binding: Binding | None = None) -> FunctionBuilder:
-        builder = FunctionBuilder("")
-        builder.names = self.names
-        builder.place = None if binding is None else binding.provenance
-        return builder
-
     def weight(self, weight: Param, formula: Formula, sources: Sequence[Var], is_kept: bool) -> None:
         """Make a weight in front of everything else."""
         assert isinstance(weight.type, TensorType)
-        builder = self.builder()
+        builder = FunctionBuilder.of_bindings(self.names, None)
         made = formula.make(builder, sources)
         names: dict[Var, Atom] = {}
         if isinstance(made, Encoded) and is_kept:
             if made.scales is not None:
                 scales = cast(builder, made.scales, formula.wanted_scales(weight.type.dtype))
                 made = replace(made, scales=scales)
-            for suffix, part in zip(_suffixes(made.format), made.parts, strict=False):
+            for suffix, part in zip(made.format.parts, made.parts, strict=True):
                 is_stored = isinstance(part, Param)  # and has its name
                 names[part] = (
                     part if is_stored else Var(self.names.unique(f"{weight.name}.{suffix}"), part.type)
@@ -208,36 +186,26 @@ class _Body(Mutator):
                 Binding(_var(names.get(b.var, b.var)), substitute_atoms(b.value, names), b.provenance)
             )
 
-    def block(self, block: Block) -> Block:
-        outside = dict(self.known)
-        new = super().block(block)
-        self.known = outside
-        return new
-
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = binding.value
-        parts = [self.encoded[v] for v in joined(value) if v in self.encoded]
-        if parts:
-            return self.join(binding, parts)
         if isinstance(value, FunctionCall):
             return self.call(binding, value)
-        if isinstance(value, Call) and takes_rows(value) and value.args[0] in self.encoded:
+        if not isinstance(value, Call) or self.encoded.keys().isdisjoint(value.args):
+            return super().binding(binding)
+        if parts := [self.encoded[v] for v in joined(value)]:
+            return self.join(binding, value, parts)
+        if takes_rows(value):
             return self.rows(binding, value)
-        if isinstance(value, Call) and is_cut(value) and value.args[0] in self.encoded:
+        if is_cut(value):
             return self.cut(binding, value)
-        if isinstance(value, Call) and is_transpose(value) and value.args[0] in self.encoded:
+        if is_transpose(value):
             self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_transposed=False)
             return []
-        read = [a for a in matrices(value) if a in self.encoded]
-        return (
-            self.product(binding, value, read)
-            if isinstance(value, Call) and read
-            else super().binding(binding)
-        )
+        return self.product(binding, value, [a for a in matrices(value) if a in self.encoded])
 
     def product(self, binding: Binding, call: Call, weights: Sequence[Var]) -> Sequence[Binding]:
         """Multiply with what is dequantised right there."""
-        builder = self.builder(binding)
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         for weight in weights:
             assert isinstance(weight.type, TensorType)
             if weight not in self.known:
@@ -256,7 +224,7 @@ class _Body(Mutator):
         table, places = call.args
         assert isinstance(table, Var) and isinstance(table.type, TensorType) and places is not None
         self.keep(self.encoded[table])
-        builder = self.builder(binding)
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         found = self.encoded[table].rows(builder, self.atom(places)).dense(builder, table.type.dtype)
         *bindings, last = builder.finish(found).bindings
         return [*bindings, Binding(binding.var, last.value, binding.provenance)]
@@ -265,30 +233,30 @@ class _Body(Mutator):
         """Let lifting keep what is made of weights for it."""
         self.derived += [part.name for part in encoded.parts if not isinstance(part, Param)]
 
-    def join(self, binding: Binding, parts: Sequence[Encoded]) -> Sequence[Binding]:
+    def join(self, binding: Binding, call: Call, parts: Sequence[Encoded]) -> Sequence[Binding]:
         """Join elements, scales and zero points, each on their own."""
-        builder = self.builder(binding)
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         columns = zip(*(each.parts for each in parts), strict=True)
-        made = []
-        for suffix, column in zip(_suffixes(parts[0].format), columns, strict=False):
-            types = [part.type for part in column]
-            assert isinstance(binding.value, Call)
-            op, attrs = binding.value.op, binding.value.op.full_attrs(binding.value.attrs)
-            call = Call(op, tuple(column), op.canonical_attrs(types, attrs))
-            made.append(builder.emit(call, f"{binding.var.name}.{suffix}"))
+        op, attrs = call.op, call.op.full_attrs(call.attrs)
+        made = [
+            builder.emit(canonical_call(op, column, attrs), f"{binding.var.name}.{suffix}")
+            for suffix, column in zip(parts[0].format.parts, columns, strict=True)
+        ]
         self.encoded[binding.var] = parts[0].with_parts(made)
         return builder.finish(made[0]).bindings
 
     def cut(self, binding: Binding, call: Call) -> Sequence[Binding]:
         """Take a rank's part of elements, scales and zero points, each on their own; what all inputs share is not cut between them."""
-        builder, whole = self.builder(binding), self.encoded[_var(call.args[0])]
+        builder, whole = (
+            FunctionBuilder.of_bindings(self.names, binding.provenance),
+            self.encoded[_var(call.args[0])],
+        )
         rank, attrs = self.atom(_var(call.args[1])), call.op.full_attrs(call.attrs)
         made: list[Var] = []
-        for suffix, part in zip(_suffixes(whole.format), whole.parts, strict=False):
+        for suffix, part in zip(whole.format.parts, whole.parts, strict=True):
             assert isinstance(part.type, TensorType)
             is_shared = attrs["axis"] == part.type.ndim - 1 and part.type.shape[-1] == 1
-            canonical = call.op.canonical_attrs([part.type, rank.type], attrs)
-            new = Call(call.op, (part, rank), canonical)
+            new = canonical_call(call.op, (part, rank), attrs)
             made.append(part if is_shared else builder.emit(new, f"{binding.var.name}.{suffix}"))
         self.encoded[binding.var] = whole.with_parts(made)
         return builder.finish(made[0]).bindings

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
-from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.ops.encoded import Encoded, cast
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.gguf_types import ENCODINGS, Blocks, Encoding
 from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.settings import Settings

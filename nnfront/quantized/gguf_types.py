@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from nnfront import ops
 from nnfront.ir import Constant, FunctionBuilder, Scalar, TensorType, Var
+from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS, QuantFormat
-from nnfront.quantized.formula import Encoded, cast
 from nnfront.quantized.held import grouped, looked_up, table
 
 Number: TypeAlias = int | float

@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeAlias
 
 from nnfront import dtypes, ops
 from nnfront.ir import Constant, FunctionBuilder, Scalar, TensorType, Var
+from nnfront.ops.encoded import cast
 from nnfront.quant_format import FORMATS, QuantFormat
-from nnfront.quantized.formula import Formula, cast
+from nnfront.quantized.formula import Formula
 
 
 class Stored(Protocol):

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
+from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS
 from nnfront.quantized.blocks import float8
-from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import Held, Layout, for_outputs, matrix
 from nnfront.quantized.settings import Settings
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.ops.encoded import Encoded
 from nnfront.quantized.blocks import float8
-from nnfront.quantized.formula import Encoded, Formula
+from nnfront.quantized.formula import Formula
 from nnfront.quantized.held import Held, Layout, for_outputs, grouped, matrix
 from nnfront.quantized.settings import Settings
 

@@ -7,6 +7,7 @@ Outputs that are fewer than a block are filled up with zeros, which change no la
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from nnfront import ops
@@ -15,8 +16,8 @@ from nnfront.quant_format import QuantFormat
 
 
 def with_shared_scales(
-    builder: FunctionBuilder, weight: Var, format: QuantFormat, names: tuple[str, str]
-) -> tuple[Var, Var]:
+    builder: FunctionBuilder, weight: Var, format: QuantFormat, names: Sequence[str]
+) -> list[Var]:
     """Emit elements and scales of a weight [..., outputs, inputs] in a format, under these names: [..., outputs, inputs] and [..., outputs, groups]."""
     assert isinstance(weight.type, TensorType)
     *stack, outputs, inputs = sizes = [size for size in weight.type.shape if isinstance(size, int)]
@@ -40,10 +41,10 @@ def with_shared_scales(
     # [..., blocks, groups, 1] to [..., blocks * rows, groups]
     each = builder.call(ops.repeat, scale, repeats=rows, axis=count)
     assert prod(whole[-2:]) == prod(blocks[-4:])
-    return (
+    return [
         _first_outputs(builder, back, whole, outputs, names[0]),
         _first_outputs(builder, each, (*whole[:-1], blocks[-2]), outputs, names[1]),
-    )
+    ]
 
 
 def _first_outputs(builder: FunctionBuilder, x: Var, whole: tuple[int, ...], outputs: int, name: str) -> Var:
