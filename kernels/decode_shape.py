@@ -10,7 +10,7 @@ import torch
 from nnfront_kernels import rope_append
 from nnfront_kernels.attention import row
 from nnfront_kernels.cache import stored_tokens
-from nnfront_kernels.common import Cost
+from nnfront_kernels.common import Cost, empties
 from nnfront_kernels.tiles import cdiv
 
 
@@ -87,10 +87,7 @@ def cost(shape: DecodeShape, dtype: str) -> Cost:
 
 def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     options: dict[str, Any] = {"window": shape.window or None}
     first, slots = shape.batch, shape.longest
     if shape.page:

@@ -8,7 +8,7 @@ Shapes: x, residual, s and y [rows, size] or [tokens, heads, size], adjacent alo
 [size] of any float dtype, either may be absent. Statistics and products are float32, and y is rounded once. The variance
 is that of differences from the mean, and the statistics of parts of a long row are joined by Chan's formula, so a large
 mean costs no digits. s may be residual: each element is read before it is written. Rows up to 8192 are read once, longer
-ones twice. Sums are in a fixed order: repeatable bit for bit.
+ones twice. Sums are in a fixed order: repeatable bit for bit. The kernel is that of `rms_norm.py`.
 
 Source: Ba, Kiros and Hinton, arXiv 1607.06450, eq. 4; Chan, Golub and LeVeque 1983, eq. 2.1.
 """
@@ -19,13 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from nnfront_kernels import rms_norm
 from nnfront_kernels.common import Cost, Kernel, Plan, empties, launcher
-from nnfront_kernels.dependent import let_next_start, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.rms_norm import NormShape, load_sum, plan_rows
+from nnfront_kernels.rms_norm import NormShape, plan_rows
 
 CONFIGS, DTYPES, accepts, choose = rms_norm.CONFIGS, rms_norm.DTYPES, rms_norm.accepts, rms_norm.choose
 
@@ -52,87 +49,6 @@ def reference(
     return y if residual is None else (s, y)
 
 
-@triton.jit(do_not_specialize=["ROWS"])
-def layer_norm_kernel(
-    x_ptr,
-    w_ptr,
-    b_ptr,
-    residual_ptr,
-    s_ptr,
-    y_ptr,
-    ROWS,
-    HEADS,
-    SIZE,
-    stride_xt, stride_xh,
-    stride_rt, stride_rh,
-    stride_st, stride_sh,
-    stride_yt, stride_yh,
-    eps,
-    ONE_STEP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    wait_for_earlier(PDL)
-    let_next_start(PDL)
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside_m = (row < ROWS)[:, None]
-    token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
-    x_rows = x_ptr + (token * stride_xt + head * stride_xh)[:, None]
-    y_rows = y_ptr + (token * stride_yt + head * stride_yh)[:, None]
-    residual_rows = None
-    s_rows = None
-    if residual_ptr is not None:
-        residual_rows = residual_ptr + (token * stride_rt + head * stride_rh)[:, None]
-        s_rows = s_ptr + (token * stride_st + head * stride_sh)[:, None]
-    at = tl.arange(0, BLOCK_N)
-    if ONE_STEP:
-        inside_n = at < SIZE
-        inside = inside_m & inside_n[None, :]
-        s = load_sum(x_rows, residual_rows, at[None, :], inside)
-        mean, squares = statistics(s, inside_n, SIZE)
-        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
-        write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside)
-    else:
-        mean = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        for first in range(0, SIZE, BLOCK_N):
-            inside_n = first + at < SIZE
-            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside_m & inside_n[None, :])
-            count = tl.minimum(SIZE - first, BLOCK_N).to(tl.float32)
-            part_mean, part_squares = statistics(s, inside_n, count)
-            share = count / (first + count)
-            away = part_mean - mean
-            squares += part_squares + away * away * (first * share)
-            mean += away * share
-        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
-        for first in range(0, SIZE, BLOCK_N):
-            inside_n = first + at < SIZE
-            inside = inside_m & inside_n[None, :]
-            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
-            write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, first + at, inside_n, inside)
-
-
-@triton.jit
-def statistics(s, inside_n, count):
-    """The mean of each row of a block, and the sum of squared differences from it. s is 0 outside."""
-    mean = tl.sum(s, axis=1) / count
-    away = tl.where(inside_n[None, :], s - mean[:, None], 0.0)
-    return mean, tl.sum(away * away, axis=1)
-
-
-@triton.jit
-def write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside):
-    if s_rows is not None:
-        tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
-    y = (s - mean[:, None]) * inverse[:, None]
-    if w_ptr is not None:
-        y *= tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    if b_ptr is not None:
-        y += tl.load(b_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
-    tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
-
-
 @remembered
 def plan(
     x: torch.Tensor,
@@ -143,8 +59,7 @@ def plan(
     **options: Any,
 ) -> Plan:
     """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
-    vectors = {"weight": weight, "bias": bias}
-    return plan_rows(KERNEL, layer_norm_kernel, x, vectors, eps=eps, **options)
+    return plan_rows(KERNEL, x, weight, bias, eps=eps, CENTERED=True, PLUS_ONE=False, **options)
 
 
 def cost(shape: NormShape, dtype: str) -> Cost:

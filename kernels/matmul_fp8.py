@@ -27,7 +27,6 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    is_divisible,
     launcher,
     require_matrix,
     taking,
@@ -36,7 +35,7 @@ from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, cdiv, smallest
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
@@ -234,43 +233,36 @@ def plan(
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    options = Options(**given, out_dtype=out_dtype or torch.bfloat16)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
     blocks = in_blocks(x_scales, w_scales, n)
     require_scales(x_scales, w_scales, m, n, k, blocks=blocks)
-    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
-    aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
-    normed = options.norm_eps is not None
-    shape = MatmulShape(m, n, k, options.gated, aligned, BLOCK if blocks else 0, norm=normed)
-    arch, config = KERNEL.settle(shape, x, arch, config)
-    if arch not in NATIVE:
-        x, w = x.view(torch.uint8), w.view(torch.uint8)
-    return plan_tiles(
+
+    def constants(arch: str, config: Config) -> dict[str, Any]:
+        promote = BLOCK if arch == "sm_90" and not blocks else 0
+        return {"BLOCKS": blocks, "DECODE": arch not in NATIVE, "PROMOTE": promote, **depth(k, config)}
+
+    made = plan_product(
+        KERNEL,
         matmul_fp8_kernel,
-        shape,
-        config,
-        options,
         x,
-        arch=arch,
+        w,
+        {**given, "out_dtype": out_dtype or torch.bfloat16},
         bits=8,
+        group=BLOCK if blocks else 0,
         weights={
-            "w_ptr": w,
-            "stride_wn": w.stride(0),
             **scales_of_rows(x_scales, w_scales),
             "stride_xsk": x_scales.stride(1),
             "stride_wsk": w_scales.stride(1),
         },
-        constants={
-            "BLOCK_K": config.block_k,
-            "BLOCKS": blocks,
-            "DECODE": arch not in NATIVE,
-            "PROMOTE": BLOCK if arch == "sm_90" and not blocks else 0,
-            "EVEN_K": k % config.block_k == 0,
-        },
-        divisible=tuple(loads),
+        constants=constants,
+        arch=arch,
+        config=config,
     )
+    if made.constants["DECODE"]:
+        made.arguments.update(x_ptr=x.view(torch.uint8), w_ptr=w.view(torch.uint8))
+    return made
 
 
 def scales_of_rows(x_scales: torch.Tensor, w_scales: torch.Tensor) -> dict[str, Any]:

@@ -22,9 +22,7 @@ from nnfront_kernels.common import (
     Config,
     Cost,
     Kernel,
-    KernelError,
     Plan,
-    is_divisible,
     launcher,
     require_matrix,
     row_stride,
@@ -33,17 +31,16 @@ from nnfront_kernels.common import (
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.nibbles import unpack
-from nnfront_kernels.quantized import GROUPS, dequantize_int4
+from nnfront_kernels.quantized import GROUPS, dequantize_int4, require_scales
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.row_norm import (
     MOST_NORMALISED,
     add_squares,
     norm_example,
     normalised,
-    require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import finish_product, plan_product, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -227,48 +224,30 @@ def plan(
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
-    (m, k), n = x.shape, w.shape[0]
-    require_norm(options.norm_eps, options.norm_weight, k)
+    k, n = x.shape[1], w.shape[0]
     require_matrix("w", w, n, k // 2, torch.uint8)
-    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
-        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
-    group = k // scales.shape[0]
-    require_matrix("scales", scales, k // group, n, None)
+    group = require_scales(scales, n, k)
     if zeros is not None:
         require_matrix("zeros", zeros, k // group, n, torch.uint8)
-    loads = {"x_ptr": x, "w_ptr": w, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
-    aligned = all(map(is_divisible, loads.values()))
-    shape = MatmulShape(
-        m,
-        n,
-        k,
-        gated=options.gated,
-        norm=options.norm_eps is not None,
-        aligned=aligned,
+    return plan_product(
+        KERNEL,
+        matmul_int4_kernel,
+        x,
+        w,
+        given,
+        bits=4,
         group=group,
         zero_points=zeros is not None,
-    )
-    arch, config = KERNEL.settle(shape, x, arch, config)
-    return plan_tiles(
-        matmul_int4_kernel,
-        shape,
-        config,
-        options,
-        x,
-        arch=arch,
-        bits=4,
         weights={
-            "w_ptr": w,
             "scales_ptr": scales,
             "zeros_ptr": zeros,
-            "stride_wn": w.stride(0),
             "stride_sg": row_stride(scales),
             "stride_zg": 0 if zeros is None else row_stride(zeros),
         },
-        constants={"GROUP": group, "LOP3": not triton.knobs.runtime.interpret},
-        divisible=tuple(loads),
+        constants=lambda *_: {"GROUP": group, "LOP3": not triton.knobs.runtime.interpret},
+        arch=arch,
+        config=config,
     )
 
 

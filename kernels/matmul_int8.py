@@ -17,9 +17,7 @@ from nnfront_kernels.common import (
     Config,
     Cost,
     Kernel,
-    KernelError,
     Plan,
-    is_divisible,
     launcher,
     require_matrix,
     row_stride,
@@ -27,17 +25,16 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
-from nnfront_kernels.quantized import GROUPS, dequantize_int8
+from nnfront_kernels.quantized import GROUPS, dequantize_int8, require_scales
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.row_norm import (
     MOST_NORMALISED,
     add_squares,
     norm_example,
     normalised,
-    require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -204,33 +201,23 @@ def plan(
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
-    (m, k), n = x.shape, w.shape[0]
-    require_norm(options.norm_eps, options.norm_weight, k)
+    k, n = x.shape[1], w.shape[0]
     require_matrix("w", w, n, k, torch.int8)
-    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
-        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
-    groups = scales.shape[0]
-    require_matrix("scales", scales, groups, n, None)
-    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
-    aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
-    group = 0 if groups == 1 else k // groups
-    shape = MatmulShape(
-        m, n, k, gated=options.gated, norm=options.norm_eps is not None, aligned=aligned, group=group
-    )
-    arch, config = KERNEL.settle(shape, x, arch, config)
-    return plan_tiles(
+    each = require_scales(scales, n, k)
+    group = each if len(scales) > 1 else 0
+    return plan_product(
+        KERNEL,
         matmul_int8_kernel,
-        shape,
-        config,
-        options,
         x,
-        arch=arch,
+        w,
+        given,
         bits=8,
-        weights={"w_ptr": w, "scales_ptr": scales, "stride_wn": w.stride(0), "stride_sg": row_stride(scales)},
-        constants={"BLOCK_K": config.block_k, "GROUPED": groups > 1, "EVEN_K": k % config.block_k == 0},
-        divisible=tuple(loads),
+        group=group,
+        weights={"scales_ptr": scales, "stride_sg": row_stride(scales)},
+        constants=lambda _, config: {"GROUPED": group > 0, **depth(k, config)},
+        arch=arch,
+        config=config,
     )
 
 

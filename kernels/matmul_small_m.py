@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul
-from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
+from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.row_norm import (
@@ -23,10 +23,9 @@ from nnfront_kernels.row_norm import (
     add_squares,
     norm_example,
     normalised,
-    require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -187,26 +186,19 @@ def plan(
 
     Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
     """
-    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
-    (m, k), n = x.shape, w.shape[0]
-    require_norm(options.norm_eps, options.norm_weight, k)
-    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
-    aligned = all(map(is_divisible, loads.values()))
-    shape = MatmulShape(m, n, k, gated=options.gated, norm=options.norm_eps is not None, aligned=aligned)
-    arch, config = KERNEL.settle(shape, x, arch, config)
-    return plan_tiles(
+    return plan_product(
+        KERNEL,
         matmul_small_m_kernel,
-        shape,
-        config,
-        options,
         x,
-        arch=arch,
+        w,
+        given,
         bits=16,
-        weights={"w_ptr": w, "stride_wn": w.stride(0)},
-        constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
-        divisible=tuple(loads) if aligned else (),
+        weights={},
+        constants=lambda _, config: depth(x.shape[1], config),
+        arch=arch,
+        config=config,
     )
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from nnfront_kernels.common import Cost
+from nnfront_kernels.common import Cost, empties
 from nnfront_kernels.tiles import cdiv
 
 
@@ -42,10 +41,7 @@ def cost(shape: PrefillShape, dtype: str) -> Cost:
 
 def example(shape: PrefillShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     tokens, total, values = shape.batch * shape.seq, shape.before + shape.seq, shape.value_size or shape.size
     options: dict[str, Any] = {"longest": shape.seq, "window": shape.window or None, "causal": shape.causal}
     rows: tuple[int, ...] = (tokens, shape.kv_heads)

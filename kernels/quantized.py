@@ -18,7 +18,7 @@ or 128 x 128.
 from __future__ import annotations
 
 import torch
-from nnfront_kernels.common import KernelError
+from nnfront_kernels.common import KernelError, require_matrix
 
 GROUPS = (32, 64, 128)
 # Byte i of four holds neighbour ORDER[i]; swapping the middle two undoes itself.
@@ -77,6 +77,14 @@ def dequantize_int4(
     nibbles = unpack_int4(packed, group).to(dtype)
     offset = 8 if zeros is None else _per_weight(zeros.to(dtype), group)
     return (nibbles - offset) * _per_weight(scales.to(dtype), group)
+
+
+def require_scales(scales: torch.Tensor, n: int, k: int) -> int:
+    """How many elements along K share a scale. Raise KernelError unless scales are [K // G, N], adjacent along N."""
+    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
+        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
+    require_matrix("scales", scales, scales.shape[0], n, None)
+    return k // scales.shape[0]
 
 
 def quantize_int8(

@@ -84,9 +84,10 @@ def choose(shape: NormShape, dtype: str, arch: str) -> Config:
 
 
 @triton.jit(do_not_specialize=["ROWS"])
-def rms_norm_kernel(
+def norm_kernel(
     x_ptr,
     w_ptr,
+    b_ptr,
     residual_ptr,
     s_ptr,
     y_ptr,
@@ -98,6 +99,7 @@ def rms_norm_kernel(
     stride_st, stride_sh,
     stride_yt, stride_yh,
     eps,
+    CENTERED: tl.constexpr,  # the mean of a row is subtracted first: `layer_norm.py`
     PLUS_ONE: tl.constexpr,
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -117,24 +119,52 @@ def rms_norm_kernel(
     wait_for_earlier(PDL)
     let_next_start(PDL)
     at = tl.arange(0, BLOCK_N)
+    mean = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if ONE_STEP:
-        inside = inside_m & (at < SIZE)[None, :]
+        inside_n = at < SIZE
+        inside = inside_m & inside_n[None, :]
         s = load_sum(x_rows, residual_rows, at[None, :], inside)
-        squares = tl.sum(s * s, axis=1)
+        if CENTERED:
+            mean, squares = statistics(s, inside_n, SIZE)
+        else:
+            squares = tl.sum(s * s, axis=1)
         inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
-        write(s, inverse, s_rows, y_rows, w_ptr, at, at < SIZE, inside, PLUS_ONE)
+        write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED, PLUS_ONE)
     else:
-        partial = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for first in range(0, SIZE, BLOCK_N):
-            inside = inside_m & (first + at < SIZE)[None, :]
-            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
-            partial += s * s
-        inverse = 1.0 / tl.sqrt_rn(tl.sum(partial, axis=1) / SIZE + eps)
+        if CENTERED:
+            squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+            for first in range(0, SIZE, BLOCK_N):
+                inside_n = first + at < SIZE
+                s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside_m & inside_n[None, :])
+                count = tl.minimum(SIZE - first, BLOCK_N).to(tl.float32)
+                part_mean, part_squares = statistics(s, inside_n, count)
+                share = count / (first + count)
+                away = part_mean - mean
+                squares += part_squares + away * away * (first * share)
+                mean += away * share
+        else:
+            partial = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            for first in range(0, SIZE, BLOCK_N):
+                inside = inside_m & (first + at < SIZE)[None, :]
+                s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
+                partial += s * s
+            squares = tl.sum(partial, axis=1)
+        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
         for first in range(0, SIZE, BLOCK_N):
             inside_n = first + at < SIZE
             inside = inside_m & inside_n[None, :]
             s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
-            write(s, inverse, s_rows, y_rows, w_ptr, first + at, inside_n, inside, PLUS_ONE)
+            write(
+                s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, first + at, inside_n, inside, CENTERED, PLUS_ONE
+            )  # fmt: skip
+
+
+@triton.jit
+def statistics(s, inside_n, count):
+    """The mean of each row of a block, and the sum of squared differences from it. s is 0 outside."""
+    mean = tl.sum(s, axis=1) / count
+    away = tl.where(inside_n[None, :], s - mean[:, None], 0.0)
+    return mean, tl.sum(away * away, axis=1)
 
 
 @triton.jit
@@ -149,15 +179,19 @@ def load_sum(x_rows, residual_rows, at, inside):
 
 
 @triton.jit
-def write(s, inverse, s_rows, y_rows, w_ptr, at, inside_n, inside, PLUS_ONE: tl.constexpr):
+def write(
+    s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED: tl.constexpr, PLUS_ONE: tl.constexpr
+):  # fmt: skip
     if s_rows is not None:
         tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
-    y = s * inverse[:, None]
+    y = (s - mean[:, None] if CENTERED else s) * inverse[:, None]
     if w_ptr is not None:
         w = tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)
         if PLUS_ONE:
             w += 1.0
         y = y * w[None, :]
+    if b_ptr is not None:
+        y += tl.load(b_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
 
 
@@ -172,9 +206,9 @@ def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
 
 def plan_rows(
     kernel: Kernel,
-    function: Any,
     x: torch.Tensor,
-    vectors: dict[str, torch.Tensor | None],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
     *,
     eps: float,
     residual: torch.Tensor | None = None,
@@ -184,7 +218,7 @@ def plan_rows(
     config: Config | None = None,
     **constants: Any,
 ) -> Plan:
-    """The launch of a norm of rows, with the vectors [size] that come after it by their names."""
+    """The launch of a norm of rows, and of what comes after it."""
     if x.ndim not in (2, 3):
         raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
     size, rows = x.shape[-1], x.shape[:-1].numel()
@@ -194,7 +228,7 @@ def plan_rows(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if residual is not None and total is None:
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for name, vector in vectors.items():
+    for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             require_vector(name, vector, size)
     for name, tensor in (("x", x), ("residual", residual), ("total", total), ("out", out)):
@@ -202,11 +236,12 @@ def plan_rows(
     axes = "th" if x.ndim == 3 else "t"
     apart = {f"stride_{name}h": 0 for name in "xrsy"}  # heads of a matrix
     return Plan(
-        kernel=function,
+        kernel=norm_kernel,
         grid=(cdiv(rows, config.block_m),),
         arguments={
             "x_ptr": x,
-            **{f"{name[0]}_ptr": vector for name, vector in vectors.items()},
+            "w_ptr": weight,
+            "b_ptr": bias,
             "residual_ptr": residual,
             "s_ptr": total,
             "y_ptr": out,
@@ -238,8 +273,7 @@ def plan(
     x: torch.Tensor, weight: torch.Tensor | None, *, eps: float, plus_one: bool = False, **options: Any
 ) -> Plan:
     """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; plus_one; out and total, to write y and s to."""
-    weights = {"weight": weight}
-    return plan_rows(KERNEL, rms_norm_kernel, x, weights, eps=eps, PLUS_ONE=plus_one, **options)
+    return plan_rows(KERNEL, x, weight, eps=eps, CENTERED=False, PLUS_ONE=plus_one, **options)
 
 
 def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, KernelError, Plan
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, is_divisible
 from nnfront_kernels.dependent import let_next_start, lines_ahead, overlaps
 from nnfront_kernels.epilogue import Epilogue, write_tile
-from nnfront_kernels.row_norm import divided
+from nnfront_kernels.row_norm import divided, require_norm
 from nnfront_kernels.tiles import MatmulShape, cdiv
 
 
@@ -105,54 +105,64 @@ class Options(Epilogue):
     constant_weights: bool = False
 
 
-def plan_tiles(
-    kernel: Any,
-    shape: MatmulShape,
-    config: Config,
-    options: Options,
+def plan_product(
+    kernel: Kernel,
+    function: Any,
     x: torch.Tensor,
+    w: torch.Tensor,
+    given: dict[str, Any],
     *,
-    arch: str,
     bits: int,
     weights: dict[str, Any],
-    constants: dict[str, Any],
-    divisible: tuple[str, ...],
+    constants: Callable[[str, Config], dict[str, Any]],
+    arch: str | None,
+    config: Config | None,
+    **facts: Any,
 ) -> Plan:
     """The launch of a matmul kernel that ends in `finish_product`: a grid of columns, rows and splits.
 
-    `weights` and `constants` are the arguments that only this kernel has, `bits` those of an element of the weight.
+    `given` are `Options`; `weights` and `constants`, of an arch and a config, the arguments that only this kernel has; `bits` those of an element of the
+    weight; `facts` what its shape says besides.
     """
-    options.check(shape.m, shape.n)
-    y = options.output(options.out, x, shape.n)
-    normed = {"norm_ptr": options.norm_weight, "norm_eps": options.norm_eps}
+    options, (m, k), n = Options(**given), x.shape, w.shape[0]
+    require_norm(options.norm_eps, options.norm_weight, k)
+    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned, normed = all(map(is_divisible, loads.values())), options.norm_eps is not None
+    shape = MatmulShape(m, n, k, gated=options.gated, aligned=aligned, norm=normed, **facts)
+    arch, config = kernel.settle(shape, x, arch, config)
+    options.check(m, n)
+    y = options.output(options.out, x, n)
+    # In 8 bits rows are normalised where they are rounded.
+    norm = {} if x.element_size() == 1 else {"norm_ptr": options.norm_weight, "norm_eps": options.norm_eps}
     return Plan(
-        kernel=kernel,
-        grid=(cdiv(shape.n, config.block_n), cdiv(shape.m, config.block_m), config.split_k),
+        kernel=function,
+        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
         arguments={
-            "x_ptr": x,
+            **loads,
             **weights,
-            **(
-                {} if x.element_size() == 1 else normed
-            ),  # in 8 bits rows are normalised where they are rounded
+            **norm,
             **options.arguments(y),
-            **pointers(options.workspace, needed(config, shape.m, shape.n, squares=shape.norm), x.device),
-            "M": shape.m,
-            "N": shape.n,
-            "K": shape.k,
-            "stride_xm": x.stride(0),
+            **pointers(options.workspace, needed(config, m, n, squares=normed), x.device),
+            "M": m,
+            "N": n,
         },
         constants={
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
-            **constants,
+            **constants(arch, config),
             **options.constants(),
             "PDL": overlaps(arch),
             "FETCH": lines_ahead(config, bits if options.constant_weights else 0, arch),
         },
         config=config,
         output=y,
-        divisible=divisible,
+        divisible=tuple(loads) if aligned else (),
     )
+
+
+def depth(k: int, config: Config) -> dict[str, Any]:
+    """The constants of a kernel whose steps along K have the config's size."""
+    return {"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0}
 
 
 @triton.jit

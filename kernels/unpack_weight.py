@@ -29,7 +29,7 @@ from nnfront_kernels.common import (
     row_stride,
     taking,
 )
-from nnfront_kernels.quantized import GROUPS, dequantize_int4, dequantize_int8
+from nnfront_kernels.quantized import GROUPS, dequantize_int4, dequantize_int8, require_scales
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
@@ -142,10 +142,7 @@ def plan(
     packed = w.dtype == torch.uint8
     require_matrix("w", w, None, w.shape[-1], torch.uint8 if packed else torch.int8)
     n, k = w.shape[0], w.shape[1] * (2 if packed else 1)
-    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
-        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
-    groups = scales.shape[0]
-    require_matrix("scales", scales, groups, n, None)
+    each, groups = require_scales(scales, n, k), len(scales)
     if zeros is not None:
         if not packed:
             raise KernelError("zeros are for packed weights, and w is int8")
@@ -155,7 +152,7 @@ def plan(
             f"w must have rows that start at multiples of 4 bytes, got {w.stride(0)} bytes apart"
         )
     whole = groups == 1 and not packed
-    shape = UnpackShape(n, k, 0 if whole else k // groups, 4 if packed else 8, zeros is not None)
+    shape = UnpackShape(n, k, 0 if whole else each, 4 if packed else 8, zeros is not None)
     out = torch.empty(n, k, dtype=dtype, device=w.device) if out is None else out
     require_matrix("out", out, n, k, dtype)
     arch, config = KERNEL.settle(shape, out, arch, config)

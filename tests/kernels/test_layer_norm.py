@@ -153,19 +153,19 @@ OFFSET = Rows(3, 300, mean=1000.0)
 # Long: rows of 20000 are three steps of the widest config.
 LONG = Rows(2, 20000, eps=0.5, mean=50.0)
 MUTANTS = [
-    (Mutant("eps_dropped", "layer_norm.py", "mean, squares = statistics(s, inside_n, SIZE)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)", "mean, squares = statistics(s, inside_n, SIZE)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE)"), HERE),
-    (Mutant("mean_over_the_block", "layer_norm.py", "mean = tl.sum(s, axis=1) / count", "mean = tl.sum(s, axis=1) / s.shape[1]"), HERE),
-    (Mutant("columns_outside_counted", "layer_norm.py", "tl.where(inside_n[None, :], s - mean[:, None], 0.0)", "s - mean[:, None]"), HERE),
-    (Mutant("mean_not_subtracted", "layer_norm.py", "y = (s - mean[:, None]) * inverse", "y = s * inverse"), HERE),
-    (Mutant("variance_by_squares", "layer_norm.py", "return mean, tl.sum(away * away, axis=1)", "return mean, tl.sum(s * s, axis=1) - mean * mean * count"), OFFSET),
-    (Mutant("weight_dropped", "layer_norm.py", "if w_ptr is not None:", "if False:"), HERE),
-    (Mutant("bias_dropped", "layer_norm.py", "if b_ptr is not None:", "if False:"), HERE),
-    (Mutant("heads_of_x_ignored", "layer_norm.py", "token * stride_xt + head * stride_xh", "token * stride_xt"), HERE),
-    (Mutant("one_row_too_many", "layer_norm.py", "row < ROWS", "row <= ROWS"), replace(HERE, gap=16)),
-    (Mutant("steps_not_joined", "layer_norm.py", "squares += part_squares + away * away * (first * share)", "squares += part_squares"), replace(LONG, eps=1e-5, mean=0.0)),
-    (Mutant("last_part_counts_as_a_whole_one", "layer_norm.py", "tl.minimum(SIZE - first, BLOCK_N)", "tl.minimum(SIZE, BLOCK_N)"), LONG),
-    (Mutant("mean_of_the_last_part", "layer_norm.py", "mean += away * share", "mean = part_mean"), LONG),
-    (Mutant("steps_written_on_the_first", "layer_norm.py", "w_ptr, b_ptr, first + at, inside_n", "w_ptr, b_ptr, at, inside_n"), LONG),
+    (Mutant("eps_dropped", "rms_norm.py", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE)"), HERE),
+    (Mutant("mean_over_the_block", "rms_norm.py", "mean = tl.sum(s, axis=1) / count", "mean = tl.sum(s, axis=1) / s.shape[1]"), HERE),
+    (Mutant("columns_outside_counted", "rms_norm.py", "tl.where(inside_n[None, :], s - mean[:, None], 0.0)", "s - mean[:, None]"), HERE),
+    (Mutant("mean_not_subtracted", "rms_norm.py", "(s - mean[:, None] if CENTERED else s)", "s"), HERE),
+    (Mutant("variance_by_squares", "rms_norm.py", "return mean, tl.sum(away * away, axis=1)", "return mean, tl.sum(s * s, axis=1) - mean * mean * count"), OFFSET),
+    (Mutant("weight_dropped", "rms_norm.py", "if w_ptr is not None:", "if False:"), HERE),
+    (Mutant("bias_dropped", "rms_norm.py", "if b_ptr is not None:", "if False:"), HERE),
+    (Mutant("heads_of_x_ignored", "rms_norm.py", "token * stride_xt + head * stride_xh", "token * stride_xt"), HERE),
+    (Mutant("one_row_too_many", "rms_norm.py", "row < ROWS", "row <= ROWS"), replace(HERE, gap=16)),
+    (Mutant("steps_not_joined", "rms_norm.py", "squares += part_squares + away * away * (first * share)", "squares += part_squares"), replace(LONG, eps=1e-5, mean=0.0)),
+    (Mutant("last_part_counts_as_a_whole_one", "rms_norm.py", "tl.minimum(SIZE - first, BLOCK_N)", "tl.minimum(SIZE, BLOCK_N)"), LONG),
+    (Mutant("mean_of_the_last_part", "rms_norm.py", "mean += away * share", "mean = part_mean"), LONG),
+    (Mutant("steps_written_on_the_first", "rms_norm.py", "w_ptr, b_ptr, first + at, inside_n", "w_ptr, b_ptr, at, inside_n"), LONG),
 ]  # fmt: skip
 
 

@@ -140,16 +140,16 @@ def test_sum_and_norm_may_replace_the_operands(interpreted, size):
 HERE = Rows(17, 65, heads=3, residual=True, plus_one=True, gap=3, eps=0.5)
 LONG = Rows(3, 300, residual=True, eps=0.5, config=1)
 MUTANTS = [
-    (Mutant("eps_dropped", "rms_norm.py", "inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)", "inverse = 1.0 / tl.sqrt_rn(squares / SIZE)"), HERE),
-    (Mutant("mean_over_the_block", "rms_norm.py", "tl.sqrt_rn(squares / SIZE", "tl.sqrt_rn(squares / BLOCK_N"), HERE),
+    (Mutant("eps_dropped", "rms_norm.py", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE)"), HERE),
+    (Mutant("mean_over_the_block", "rms_norm.py", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / BLOCK_N"), HERE),
     (Mutant("one_not_added", "rms_norm.py", "w += 1.0", "w += 0.0"), HERE),
     (Mutant("norm_of_the_unrounded_sum", "rms_norm.py", "s = added.to(x.dtype).to(tl.float32)", "s = added"), replace(HERE, tokens=257)),
     (Mutant("residual_not_added", "rms_norm.py", "added = s + tl.load(residual_rows", "added = s + 0 * tl.load(residual_rows"), HERE),
     (Mutant("heads_of_x_ignored", "rms_norm.py", "token * stride_xt + head * stride_xh", "token * stride_xt"), HERE),
     (Mutant("one_row_too_many", "rms_norm.py", "row < ROWS", "row <= ROWS"), replace(HERE, gap=16)),
-    (Mutant("one_column_too_many", "rms_norm.py", "(at < SIZE)[None, :]", "(at <= SIZE)[None, :]"), HERE),
+    (Mutant("one_column_too_many", "rms_norm.py", "inside_n = at < SIZE\n", "inside_n = at <= SIZE\n"), HERE),
     (Mutant("last_step_of_squares_lost", "rms_norm.py", "partial += s * s", "partial = s * s"), LONG),
-    (Mutant("steps_written_on_the_first", "rms_norm.py", "w_ptr, first + at, inside_n", "w_ptr, at, inside_n"), LONG),
+    (Mutant("steps_written_on_the_first", "rms_norm.py", "w_ptr, b_ptr, first + at, inside_n", "w_ptr, b_ptr, at, inside_n"), LONG),
 ]  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def test_a_kernel_is_loaded_once_and_launched_every_time() -> None:
     assert launcher.compiled_here == {}
     pointer = plan.arguments["x_ptr"].data_ptr().to_bytes(8, "little")
     assert {(launch.kernel, launch.shared, launch.parameters[0]) for launch in library.launches} == {
-        ("rms_norm_kernel", 50_000, pointer)
+        ("norm_kernel", 50_000, pointer)
     }
 
 
@@ -248,14 +248,14 @@ def test_a_kernel_that_the_artefact_does_not_have_is_compiled_and_says_so(
         plan.launch()
     assert compiled_by_triton == [plan, plan]
     assert library.launches == []
-    assert launcher.compiled_here == {ahead.key_of(plan, "sm_90"): "the artefact has no rms_norm_kernel"}
+    assert launcher.compiled_here == {ahead.key_of(plan, "sm_90"): "the artefact has no norm_kernel"}
 
 
 def test_the_note_of_the_export_says_why_a_kernel_is_missing(compiled_by_triton: list[Plan]) -> None:
     launcher, _ = launcher_of(cubin(), notes={"look": "take at model: nothing says what 'n' is"})
     launcher(norm())
     assert list(launcher.compiled_here.values()) == [
-        "the artefact has no rms_norm_kernel; look: take at model: nothing says what 'n' is"
+        "the artefact has no norm_kernel; look: take at model: nothing says what 'n' is"
     ]
 
 
@@ -276,7 +276,7 @@ def test_a_kernel_whose_source_has_changed_is_compiled(compiled_by_triton: list[
     launcher, _ = launcher_of(replace(old, key="0" * 16, about=changed))
     launcher(plan)
     assert list(launcher.compiled_here.values()) == [
-        "the artefact has rms_norm_kernel from another version of nnfront's source"
+        "the artefact has norm_kernel from another version of nnfront's source"
     ]
 
 
@@ -287,8 +287,8 @@ def test_the_table_says_what_ran_and_where_it_came_from(compiled_by_triton: list
         launcher(each)
     key, stranger = (ahead.key_of(each, "sm_90") for each in (plan, other))
     rows = {
-        f"  rms_norm_kernel {key}  2 launches  from the artefact",
-        f"  rms_norm_kernel {stranger}  1 launches  compiled here: {launcher.compiled_here[stranger]}",
+        f"  norm_kernel {key}  2 launches  from the artefact",
+        f"  norm_kernel {stranger}  1 launches  compiled here: {launcher.compiled_here[stranger]}",
     }
     first, *lines = str(launcher).split("\n")
     assert first == "1 kernels for sm_90, 0.00 MB, compiled by Triton 3.9.0 and CUDA 13.4"
@@ -324,7 +324,7 @@ def test_machine_code_that_the_driver_does_not_take_is_an_error_that_names_the_f
     launcher, _ = launcher_of(kernel, library=FakeDriver(fails={"cuModuleLoadData": 200}))
     with pytest.raises(
         LoadError,
-        match=f"could not load rms_norm_kernel from kernels/{kernel.key}.cubin\n  CUDA_ERROR_INVALID_IMAGE",
+        match=f"could not load norm_kernel from kernels/{kernel.key}.cubin\n  CUDA_ERROR_INVALID_IMAGE",
     ):
         launcher(plan)
 
@@ -334,7 +334,7 @@ def test_a_launch_that_fails_is_an_error_and_the_next_one_is_tried() -> None:
     launcher, library = launcher_of(
         listed(plan, *norm_parameters(plan)), library=FakeDriver(fails={"cuLaunchKernelEx": 700})
     )
-    with pytest.raises(RunError, match="could not launch rms_norm_kernel"):
+    with pytest.raises(RunError, match="could not launch norm_kernel"):
         launcher(plan)
     library.fails.clear()
     launcher(plan)
