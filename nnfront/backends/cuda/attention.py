@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.cuda.rope_angles import with_angles
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
@@ -32,11 +32,11 @@ def _takes(context: Context, q: TensorType, k: TensorType, v: TensorType) -> str
     if len({q.dtype, k.dtype, v.dtype}) > 1:
         return "operands differ in dtype"
     decode, prefill = kernel_module("attention_decode"), kernel_module("attention_prefill")
-    arch = arch_of(context.target)
     few = decode.DecodeShape(1, heads, kv_heads, size, 1, value_size=value_size)
     many = prefill.PrefillShape(1, 2, heads, kv_heads, size, value_size=value_size)
-    reasons = decode.accepts(few, q.dtype, arch), prefill.accepts(many, q.dtype, arch)
-    return next((reason for reason in reasons if reason), ACCEPTED)
+    return asked("attention_decode", few, q.dtype, context) or asked(
+        "attention_prefill", many, q.dtype, context
+    )
 
 
 def _as_heads(run: Run, context: Context) -> Run | str:
@@ -55,7 +55,14 @@ def _turned(run: Run, context: Context) -> Run:
     """Attention to what is rotated by angles of positions that are found on the device."""
     q, cos, sin, k, v, cache, *others = run.inputs
     turn = with_angles(run, cos, sin, cache, context)
-    return replace(run, inputs=(q, *turn, k, v, cache, *others))
+    return replace(run, inputs=(q, k, v, *turn, cache, *others))
+
+
+def _unturned(run: Run, context: Context) -> Run:
+    """Attention as it is, with nothing to rotate by."""
+    q, k, v, cache, *others = run.inputs
+    absent = context.frame.constant(None)
+    return replace(run, inputs=(q, k, v, absent, absent, cache, *others))
 
 
 def _reason(run: Run, context: Context, cache: int, q: TensorType, k: TensorType, v: TensorType) -> str:
@@ -80,13 +87,12 @@ def _qkv(run: Run, context: Context) -> str:
 
 
 def _rotated(run: Run, context: Context) -> str:
-    q, _, _, k, v, cache, _ = run.inputs
+    q, k, v, _, _, cache, _ = run.inputs
     return _reason(run, context, cache, *map(context.tensor, (q, k, v)))
 
 
-def why_not_bias(run: Run, context: Context) -> str:
+def why_not_bias(context: Context, q: int, *bias: int) -> str:
     """Why kernels cannot add a bias to scores; ACCEPTED if they can, or if there is none."""
-    q, bias = run.inputs[0], run.inputs[5:]
     if not bias or context.is_none(bias[0]):
         return ACCEPTED
     dtype, kinds = context.tensor(bias[0]).dtype, (context.tensor(q).dtype, "float32", "bool")
@@ -94,11 +100,11 @@ def why_not_bias(run: Run, context: Context) -> str:
 
 
 def _plain(run: Run, context: Context) -> str:
-    q_slot, k, v, cache, *_ = run.inputs
+    q_slot, k, v, _, _, cache, _, *bias = run.inputs
     q, layer = context.tensor(q_slot), context.type(cache)
     if "value_size" in run.attrs:
         return "values are parts of keys"
-    if reason := why_not_bias(run, context):
+    if reason := why_not_bias(context, q_slot, *bias):
         return reason
     if not context.is_none(k):
         return _reason(run, context, cache, q, context.tensor(k), context.tensor(v))
@@ -227,12 +233,12 @@ def _attention(run: Run) -> Callable[..., Any]:
     """Either of the two, by whether there is a cache: q [batch, seq, heads, size]."""
     cached, alone = _with_cache(run), _without_cache(run)
 
-    def attend(
+    def triton_attention(
         q: Any, k: Any, v: Any, cos: Any, sin: Any, layer: CacheLayer | None, sinks: Any, bias: Any = None
     ) -> Any:
         return (alone if layer is None else cached)(q, k, v, cos, sin, layer, sinks, bias)
 
-    return attend
+    return triton_attention
 
 
 def _qkv_attention(run: Run) -> Callable[..., Any]:
@@ -253,41 +259,8 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     return triton_qkv_attention
 
 
-def _rope_attention(run: Run) -> Callable[..., Any]:
-    attend = _attention(run)
-
-    def triton_rope_attention(
-        q: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: CacheLayer | None,
-        sinks: torch.Tensor | None,
-    ) -> Any:
-        return attend(q, k, v, cos, sin, layer, sinks)
-
-    return triton_rope_attention
-
-
-def _plain_attention(run: Run) -> Callable[..., Any]:
-    attend = _attention(run)
-
-    def triton_attention(
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: CacheLayer | None,
-        sinks: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-    ) -> Any:
-        return attend(q, k, v, None, None, layer, sinks, bias)
-
-    return triton_attention
-
-
 KERNELS = (
     Kernel("triton_qkv_attention", "qkv_attention", _qkv_attention, _FUSED, _qkv, _as_heads),
-    Kernel("triton_rope_attention", "rope_attention", _rope_attention, _FUSED, _rotated, _turned),
-    Kernel("triton_attention", "attention", _plain_attention, _PLAIN, _plain),
+    Kernel("triton_rope_attention", "rope_attention", _attention, _FUSED, _rotated, _turned),
+    Kernel("triton_attention", "attention", _attention, _PLAIN, _plain, _unturned),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.cuda.linear import ACTIVATIONS, in_rows
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
@@ -30,15 +30,14 @@ def _experts_accepts(run: Run, context: Context) -> str:
         return "sizes of the experts are not known"
     if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
         return f"there is no {run.attrs['activation']} in the kernel"
-    module, arch, dtype = kernel_module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
-    routing = kernel_module("moe_routing")
-    shapes = (
-        module.GroupedShape(1, top_k, count, size, hidden, gated=True, gather=True),
-        module.GroupedShape(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False),
+    shaped, dtype = kernel_module("grouped_matmul").GroupedShape, context.tensor(x).dtype
+    first = shaped(1, top_k, count, size, hidden, gated=True, gather=True)
+    second = shaped(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False)
+    return (
+        asked("grouped_matmul", first, dtype, context)
+        or asked("grouped_matmul", second, dtype, context)
+        or asked("moe_routing", kernel_module("moe_routing").RoutingShape(1, top_k, count), "int32", context)
     )
-    reasons = [module.accepts(shape, dtype, arch) for shape in shapes]
-    reasons.append(routing.accepts(routing.RoutingShape(1, top_k, count), "int32", arch))
-    return next((reason for reason in reasons if reason), ACCEPTED)
 
 
 def _interleaved(run: Run, context: Context) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError
 
@@ -34,3 +35,9 @@ def arch_of(target: str) -> str:
         major, minor = torch.cuda.get_device_capability(*(() if number is None else (number,)))
         return f"sm_{major}{minor}"
     return "sm_80"
+
+
+def asked(module: str, shape: Any, dtype: str, context: Context) -> str:
+    """What a kernel's own `accepts` says of a shape on the target: why it refuses, "" if it does not."""
+    reason: str | None = kernel_module(module).accepts(shape, dtype, arch_of(context.target))
+    return reason or ACCEPTED

@@ -10,8 +10,8 @@ import torch
 
 from nnfront.backends.cpu.attention import cached as by_torch
 from nnfront.backends.cuda.attention import length_bucket, options_of, spread, why_not_bias, window_of
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
+from nnfront.backends.kernel import Context, Kernel
 from nnfront.ir import StateLayerType
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
@@ -20,13 +20,13 @@ from nnfront.state.lengths import SequenceLengths
 
 def _accepts(run: Run, context: Context) -> str:
     """What the kernel's own `accepts` says: q [batch, seq, heads, size], k [batch, seq, 1, size]."""
-    q_slot, k, v, cache, *_ = run.inputs
+    q_slot, k, v, cache, _, *bias = run.inputs
     value_size, q, layer = run.attrs.get("value_size"), context.tensor(q_slot), context.type(cache)
     if value_size is None or not context.is_none(v):
         return "values are no parts of keys"
     if not run.attrs.get("is_causal", True):
         return "it sees later tokens too"
-    if reason := why_not_bias(run, context):
+    if reason := why_not_bias(context, q_slot, *bias):
         return reason
     heads, size = q.shape[2:]
     is_stored = isinstance(layer, StateLayerType)
@@ -38,9 +38,8 @@ def _accepts(run: Run, context: Context) -> str:
         return f"latents are {dtype}, q is {q.dtype}"
     if groups != 1:
         return f"there are {groups} heads of keys"
-    kernel = kernel_module("attention_latent")
-    shape = kernel.LatentShape(1, heads, value_size, size - value_size, 1)
-    return kernel.accepts(shape, q.dtype, arch_of(context.target)) or ACCEPTED
+    shape = kernel_module("attention_latent").LatentShape(1, heads, value_size, size - value_size, 1)
+    return asked("attention_latent", shape, q.dtype, context)
 
 
 def _latent_attention(run: Run) -> Callable[..., Any]:

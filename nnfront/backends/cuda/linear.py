@@ -16,7 +16,7 @@ import torch
 
 from nnfront.backends.cpu.linear import as_linear
 from nnfront.backends.cuda import many_rows
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.kernel_package import arch_of, asked, kernel_module
 from nnfront.backends.cuda.row_norm import RowNorm, is_inside, of_norm
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
@@ -32,8 +32,8 @@ ACTIVATIONS = {
 }
 OUT_DTYPES = ("float16", "bfloat16", "float32")
 FORMATS_READ = ("int4", "uint4", "int8", "fp8")
-# Fusions with a quantised weight whose gate and up rows alternate; the same kernels run plain products.
-GATED = frozenset({"int4_gated_product", "int8_gated_product", "fp8_gated_product"})
+# Fusions whose gate and up rows alternate in the weight; the same kernels run plain products.
+GATED = frozenset({"interleaved_product", "int4_gated_product", "int8_gated_product", "fp8_gated_product"})
 CONSTANT = "constant_weights"  # a note on an instruction, and the kernels' option
 _TURNED = "something else reads the weight as [in, out], and it is not kept twice"
 
@@ -87,34 +87,25 @@ def _scale(run: Run, context: Context, bias: int, scale: int) -> str:
     return ACCEPTED
 
 
-def _asked(module: str, x: TensorType, weight: TensorType, context: Context, **facts: Any) -> str:
-    """What a kernel's own `accepts` says to one row of x."""
-    n, k = weight.shape[0], x.shape[-1]
+def _refusal(kernel: str, run: Run, context: Context, x: TensorType, *ends: int, **facts: Any) -> str:
+    """Why a kernel cannot take a product with one row of x, `ends` being bias, scale and residual; "" if it can."""
+    bias, scale, residual = (*ends, None, None)[:3]
+    n, k = context.tensor(run.inputs[1]).shape[0], x.shape[-1]
     if not isinstance(n, int) or not isinstance(k, int):
         return "the weight's sizes are not known"
-    shape = kernel_module("tiles").MatmulShape(1, n, k, aligned=k % 16 == 0, **facts)
-    reason: str | None = kernel_module(module).accepts(shape, x.dtype, arch_of(context.target))
-    return reason or ACCEPTED
-
-
-def _dense(run: Run, context: Context) -> str:
-    x, weight, bias, scale, residual = run.inputs
-    types = context.tensor(x), context.tensor(weight)
-    if types[0].dtype != types[1].dtype:
-        return "operands differ in dtype"
+    shape = kernel_module("tiles").MatmulShape(1, n, k, aligned=k % 16 == 0, gated=run.op in GATED, **facts)
     return (
         _ends(run, context, residual)
-        or _scale(run, context, bias, scale)
-        or _asked("matmul", *types, context)
+        or (ACCEPTED if scale is None or bias is None else _scale(run, context, bias, scale))
+        or asked(kernel, shape, x.dtype, context)
     )
 
 
-def _gated_accepts(run: Run, context: Context) -> str:
-    x, weight, _ = run.inputs
-    types = context.tensor(x), context.tensor(weight)
-    if types[0].dtype != types[1].dtype:
+def _dense(run: Run, context: Context) -> str:
+    x, weight, *ends = run.inputs
+    if context.tensor(x).dtype != context.tensor(weight).dtype:
         return "operands differ in dtype"
-    return _ends(run, context, None) or _asked("matmul", *types, context, gated=True)
+    return _refusal("matmul", run, context, context.tensor(x), *ends)
 
 
 def _unpacked(run: Run, context: Context) -> str:
@@ -146,18 +137,13 @@ def reads(format: QuantFormat) -> bool:
 
 def _quantized_accepts(kernel: str) -> Accepts:
     def accepts(run: Run, context: Context) -> str:
-        x, weight, scales, zeros, bias, *ends = run.inputs
+        x, _, scales, zeros, *ends = run.inputs
         groups, depth = context.tensor(scales).shape[0], context.tensor(x).shape[-1]
         if not isinstance(groups, int) or not isinstance(depth, int):
             return "the weight's sizes are not known"
         group = 0 if groups == 1 and kernel == "matmul_int8" else depth // groups
-        facts = {"group": group, "zero_points": not context.is_none(zeros), "gated": run.op in GATED}
-        scale, residual = ends or (None, None)
-        return (
-            _ends(run, context, residual)
-            or (ACCEPTED if scale is None else _scale(run, context, bias, scale))
-            or _asked(kernel, context.tensor(x), context.tensor(weight), context, **facts)
-        )
+        facts = {"group": group, "zero_points": not context.is_none(zeros)}
+        return _refusal(kernel, run, context, context.tensor(x), *ends, **facts)
 
     return accepts
 
@@ -166,26 +152,19 @@ def _fp8_accepts(*, native: bool) -> Accepts:
     """Float8 weights with a scale for each output, where the tensor cores multiply float8 themselves, or do not."""
 
     def accepts(run: Run, context: Context) -> str:
-        x, weight, scales, _, bias, *ends = run.inputs
-        types, arch = (context.tensor(x), context.tensor(weight)), arch_of(context.target)
-        format = QuantFormat.of(run.attrs)
+        rows, _, scales, _, *ends = run.inputs
+        x, arch, format = context.tensor(rows), arch_of(context.target), QuantFormat.of(run.attrs)
         if format != FORMATS["fp8"]:
             return f"the format is {format}, it takes fp8"
         if (found := context.tensor(scales).dtype) != format.scale_dtype:
             return f"scales are {found}, not {format.scale_dtype}"
         if native and arch not in kernel_module("matmul_fp8").NATIVE:
             return f"{arch} has no tensor cores for float8"
-        rounding, k = kernel_module("quantize_fp8"), types[0].shape[-1]
-        refusal = rounding.accepts(rounding.QuantizeShape(1, k), types[0].dtype, arch)
-        if refusal:
+        rounded = kernel_module("quantize_fp8").QuantizeShape(1, x.shape[-1])
+        if refusal := asked("quantize_fp8", rounded, x.dtype, context):
             return f"activations cannot be rounded: {refusal}"
-        scale, residual = ends or (None, None)
-        codes = TensorType(types[0].shape, format.dtype)
-        return (
-            _ends(run, context, residual)
-            or (ACCEPTED if scale is None else _scale(run, context, bias, scale))
-            or _asked("matmul_fp8", codes, types[1], context, gated=run.op in GATED)
-        )
+        codes = TensorType(x.shape, format.dtype)
+        return _refusal("matmul_fp8", run, context, codes, *ends)
 
     return accepts
 
@@ -220,48 +199,27 @@ def _epilogue(run: Run) -> dict[str, Any]:
     return options
 
 
-def _added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The kernel's options with a residual, in rows."""
-    return many_rows.added(x, None if residual is None else in_rows(residual), options)
-
-
 def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A result in rows with the leading axes of x."""
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _product(run: Run) -> Callable[..., Any]:
-    options, constant = _epilogue(run), run.attrs.get(CONSTANT, False)
+    options = {**_epilogue(run), "constant": run.attrs.get(CONSTANT, False), "gated": run.op in GATED}
 
     def triton_product(
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        scale: None,
-        residual: torch.Tensor | None,
+        scale: None = None,
+        residual: torch.Tensor | None = None,
         norm: RowNorm | None = None,
     ) -> torch.Tensor:
         added = None if residual is None else in_rows(residual)
-        y = many_rows.product(
-            in_rows(x), _adjacent(weight), bias=bias, residual=added, constant=constant, norm=norm, **options
-        )
+        y = many_rows.product(in_rows(x), _adjacent(weight), bias=bias, residual=added, norm=norm, **options)
         return _like(x, y)
 
     return triton_product
-
-
-def _gated(run: Run) -> Callable[..., Any]:
-    options, constant = _epilogue(run), run.attrs.get(CONSTANT, False)
-
-    def triton_gated(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: RowNorm | None = None
-    ) -> torch.Tensor:
-        y = many_rows.product(
-            in_rows(x), _adjacent(weight), bias=bias, gated=True, constant=constant, norm=norm, **options
-        )
-        return _like(x, y)
-
-    return triton_gated
 
 
 def _quantized(name: str) -> Bind:
@@ -316,11 +274,9 @@ def _fp8(run: Run) -> Callable[..., Any]:
         if plain and many_rows.takes_scaled(x, codes, weight, bias):
             y = _like(x, many_rows.scaled(codes, weight, x_scales, scales, bias))
             return y if residual is None else y + residual
-        more = {
-            "out_dtype": x.dtype,
-            **_added(x, residual, options),
-            CONSTANT: run.attrs.get(CONSTANT, False),
-        }
+        added = None if residual is None else in_rows(residual)
+        more = {**many_rows.added(x, added, options), CONSTANT: run.attrs.get(CONSTANT, False)}
+        more.setdefault("out_dtype", x.dtype)
         return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, **more))
 
     return triton_fp8
@@ -330,9 +286,9 @@ _PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense, _noting)
 _GATED = Kernel(
     "triton_gated",
     "interleaved_product",
-    _gated,
+    _product,
     _TILES,
-    _gated_accepts,
+    _dense,
     _noting,
     layout=LAYOUTS["interleaved_product"],
 )

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.cuda.linear import in_rows
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import Context, Kernel
 from nnfront.ir import OPS
 from nnfront.lower import Run
 
@@ -22,9 +22,8 @@ def _accepts(run: Run, context: Context) -> str:
     rank, k, n = a.shape[1], a.shape[2], b.shape[1]
     if not (isinstance(rank, int) and isinstance(k, int) and isinstance(n, int)):
         return "the sizes of the adapters are not known"
-    kernel = kernel_module("add_low_rank")
-    reason: str | None = kernel.accepts(kernel.LowRankShape(1, n, k, rank), x.dtype, arch_of(context.target))
-    return reason or ACCEPTED
+    shape = kernel_module("add_low_rank").LowRankShape(1, n, k, rank)
+    return asked("add_low_rank", shape, x.dtype, context)
 
 
 def _add_low_rank(run: Run) -> Callable[..., torch.Tensor]:

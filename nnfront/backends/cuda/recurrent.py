@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
@@ -18,9 +18,7 @@ def _asked(kernel: str, shape: str, context: Context, dtype: str, *sizes: Any) -
     """What the kernel's own `accepts` says of one token of one sequence."""
     if not all(isinstance(size, int) for size in sizes):
         return "its sizes are no constants"
-    module = kernel_module(kernel)
-    reason: str | None = module.accepts(getattr(module, shape)(1, 1, *sizes), dtype, arch_of(context.target))
-    return reason or ACCEPTED
+    return asked(kernel, getattr(kernel_module(kernel), shape)(1, 1, *sizes), dtype, context)
 
 
 def _alike(context: Context, *slots: int) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.cuda.kernel_package import asked, kernel_module
+from nnfront.backends.kernel import Context, Kernel
 from nnfront.dims import same
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -30,9 +30,7 @@ def _norm_accepts(run: Run, context: Context, x: TensorType, vectors: Mapping[st
     for name, slot in vectors.items():
         if not context.is_none(slot) and context.tensor(slot).dtype not in module.DTYPES:
             return f"the {name} is {context.tensor(slot).dtype}"
-    shape = kernel_module("rms_norm").NormShape(1, size)
-    reason: str | None = module.accepts(shape, x.dtype, arch_of(context.target))
-    return reason or ACCEPTED
+    return asked("rms_norm", kernel_module("rms_norm").NormShape(1, size), x.dtype, context)
 
 
 def rms_norm_accepts(run: Run, context: Context) -> str:
@@ -65,11 +63,9 @@ def _softmax_accepts(run: Run, context: Context) -> str:
     x = context.tensor(run.inputs[0])
     if run.attrs.get("axis") != x.ndim - 1:
         return "it is not over the last axis"
-    module = kernel_module("softmax")
     size = x.shape[-1]
-    shape = module.SoftmaxShape(1, size if isinstance(size, int) else 1)
-    reason: str | None = module.accepts(shape, x.dtype, arch_of(context.target))
-    return reason or ACCEPTED
+    shape = kernel_module("softmax").SoftmaxShape(1, size if isinstance(size, int) else 1)
+    return asked("softmax", shape, x.dtype, context)
 
 
 def activation_name(attrs: Mapping[str, Any]) -> str:
@@ -90,8 +86,7 @@ def _gated_accepts(run: Run, context: Context) -> str:
         return "it has no rows"
     size = y.shape[-1]
     shape = module.GatedShape(1, size if isinstance(size, int) else 1)
-    reason: str | None = module.accepts(shape, y.dtype, arch_of(context.target))
-    return reason or ACCEPTED
+    return asked("gated_activation", shape, y.dtype, context)
 
 
 _ONE_PASS = "each row in one pass, statistics in float32"
