@@ -17,19 +17,3 @@ from nnfront.weights.safetensors import TensorInfo
 from nnfront.weights.transform_store import TransformCache
 from nnfront.weights.write import write_tensors
 from nnfront.weights.write_transformed import write_transformed
-
-__all__ = [
-    "BoundWeights",
-    "CheckReport",
-    "CheckResult",
-    "Checkpoint",
-    "Problem",
-    "TensorInfo",
-    "TransformCache",
-    "check_report",
-    "check_weights",
-    "stored_type",
-    "tensor_types",
-    "write_tensors",
-    "write_transformed",
-]

@@ -14,7 +14,7 @@ nnfront's (docs/tvm.md lists the differences); what cannot be had is an error th
 
 import sys
 
-from nnfront.compat.tvm import op, spec
+from nnfront.compat.tvm import core, modules, op, spec
 from nnfront.compat.tvm.absent import (
     ExternModule,
     IOEffect,
@@ -37,6 +37,7 @@ from nnfront.compat.tvm.core import (
     SubroutineMixin,
     Tensor,
     get_default_dtype,
+    set_default_dtype,
     wrap_nested,
 )
 from nnfront.compat.tvm.lambdas import register_lambda
@@ -48,6 +49,7 @@ from nnfront.compat.tvm.modules import (
     ConvTranspose1D,
     Embedding,
     GroupNorm,
+    Identity,
     LayerNorm,
     Linear,
     ReLU,
@@ -58,42 +60,8 @@ from nnfront.compat.tvm.modules import (
 nn = sys.modules[__name__]
 globals().update({name: getattr(op, name) for name in op.__all__})
 
-__all__ = [
-    "GELU",
-    "Conv1D",
-    "Conv2D",
-    "Conv3D",
-    "ConvTranspose1D",
-    "Effect",
-    "Embedding",
-    "ExternModule",
-    "GroupNorm",
-    "IOEffect",
-    "IntExpr",
-    "KVCache",
-    "LayerNorm",
-    "Linear",
-    "Module",
-    "ModuleDict",
-    "ModuleList",
-    "Mutator",
-    "Object",
-    "ObjectModule",
-    "Parameter",
-    "ParameterDict",
-    "ParameterList",
-    "RMSNorm",
-    "ReLU",
-    "SiLU",
-    "SourceModule",
-    "SubroutineMixin",
-    "Tensor",
-    "add_extern",
-    "get_default_dtype",
-    "nn",
-    "op",
-    "register_lambda",
-    "spec",
-    "wrap_nested",
-]
+__all__ = ["ExternModule", "IOEffect", "KVCache", "ObjectModule", "SourceModule", "add_extern"]
+__all__ += ["nn", "op", "register_lambda", "spec"]
+__all__ += core.__all__
+__all__ += modules.__all__
 __all__ += op.__all__
