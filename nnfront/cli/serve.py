@@ -106,7 +106,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     parts = engine_parts()
-    if nn.Embedder.fits(args.path, args.model):
+    if nn.kind_of_model(args.path, args.model) == "Embedder":
         return _serve_encoder(args, parts)
     llm, limits = loaded(args)
     if not llm.ranks.is_first:

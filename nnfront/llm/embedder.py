@@ -15,15 +15,13 @@ from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.folder_files import read_json
-from nnfront.llm.hf_folder import CompiledFolder, compile_folder, open_folder
+from nnfront.llm.hf_folder import CompiledFolder, compile_folder
 from nnfront.llm.methods import EMBEDDER, require_methods
-from nnfront.llm.model_files import read_folder
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, tokenizer_of
 from nnfront.lower import TensorType
 from nnfront.passes import QuantScheme
 from nnfront.session import Session
-from nnfront.weights.checkpoint import is_artefact
 
 MODULES = "modules.json"
 """What says, in folders of sentence encoders, what comes behind the model."""
@@ -76,14 +74,6 @@ class Embedder:
             model.checkpoint, ignored=ignored, cast=dtype is not None, progress=progress
         )
         return Embedder(session, model, Path(path))
-
-    @staticmethod
-    def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
-        """Whether a folder holds an encoder. Reads config.json alone. Raises LoadError as `load` does."""
-        if is_artefact(path):
-            return False
-        architecture, config, _ = read_folder(open_folder(path), model_file)
-        return {*EMBEDDER} <= {*architecture.methods(config)}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -18,7 +18,6 @@ from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
 from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.hf_folder import compile_folder, eos_token_ids
-from nnfront.llm.kind import kind_of_model
 from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.lora import Loras
 from nnfront.llm.methods import SEQ2SEQ, require_methods
@@ -110,11 +109,6 @@ class Seq2Seq:
         made = Seq2Seq(session, model.held, path, phases, kv_quant)
         made.quantized, made.stored = model.quantized, model.stored
         return made
-
-    @staticmethod
-    def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
-        """Whether a folder or an artefact holds an encoder-decoder. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
-        return kind_of_model(path, model_file) == "Seq2Seq"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

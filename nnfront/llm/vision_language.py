@@ -12,7 +12,6 @@ import torch
 
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.kind import kind_of_model
 from nnfront.llm.language_model import LLM
 from nnfront.llm.methods import WITH_IMAGES
 from nnfront.llm.packages import package, transformers
@@ -43,11 +42,6 @@ class VisionLanguageModel:
     ) -> VisionLanguageModel:
         """Load a Hugging Face folder; the arguments are those of `LLM.load`, which says what it raises."""
         return VisionLanguageModel(LLM.load(path, device, dtype, **options))
-
-    @staticmethod
-    def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
-        """Whether the model of a folder or an artefact sees images. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
-        return kind_of_model(path, model_file) == "VisionLanguageModel"
 
     @cached_property
     def processor(self) -> Any:

@@ -287,7 +287,7 @@ def test_what_makes_other_vectors_is_refused(
 
 
 def test_a_language_model_is_no_encoder() -> None:
-    assert not nn.Embedder.fits(FOLDER)
+    assert nn.kind_of_model(FOLDER) == "LLM"
     with pytest.raises(LoadError) as caught:
         nn.Embedder.load(FOLDER)
     assert str(caught.value).startswith(
