@@ -215,13 +215,13 @@ def _bytes(types: Iterable[Type]) -> str:
         else:
             is_complete = False
     if is_complete:
-        return _binary(known)
-    return f"{_binary(known)} + symbolic" if known else "symbolic"
+        return bytes_text(known)
+    return f"{bytes_text(known)} + symbolic" if known else "symbolic"
 
 
-def _binary(count: int) -> str:
-    """A number of bytes in B, KiB, MiB or GiB."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+def bytes_text(count: int) -> str:
+    """Return a number of bytes in words."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.2f} {unit}"
     return f"{count} B"

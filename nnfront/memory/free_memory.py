@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from nnfront.memory.report import text_of
+from nnfront.ir.summary import bytes_text
 
 _MEMINFO = Path("/proc/meminfo")
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|B)")
@@ -27,7 +27,7 @@ class FreeMemory:
     where: str
 
     def __str__(self) -> str:
-        return f"{text_of(self.free)} of {text_of(self.total)} are free on {self.where}"
+        return f"{bytes_text(self.free)} of {bytes_text(self.total)} are free on {self.where}"
 
 
 def free_memory_on(device: torch.device) -> FreeMemory | None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nnfront import dtypes
 from nnfront.errors import LowerError
 from nnfront.ir import StateLayerType, StateType, TensorType, TupleType, Type
-from nnfront.ir.summary import columns
+from nnfront.ir.summary import bytes_text, columns
 from nnfront.lower.program import Program
 from nnfront.memory.allocations import MemoryPolicy
 from nnfront.memory.concrete_sizes import Extents, symbols_of
@@ -96,7 +96,7 @@ class MemoryReport:
         is_bound = any(m.plan.is_bound for m in self.methods.values())
         lines = [f"memory{f' at {given}' if given else ''}{', at most' if is_bound else ''}"]
         lines += columns([HEADER, *(_row(name, m) for name, m in self.methods.items())])
-        lines += [f"weights {text_of(self.weights)}", *self._caches(), f"total {text_of(self.total)}"]
+        lines += [f"weights {bytes_text(self.weights)}", *self._caches(), f"total {bytes_text(self.total)}"]
         most = max(self.methods.values(), key=lambda m: m.plan.peak, default=None)
         if most is not None and most.plan.at_peak:
             lines += _peak(most.plan)
@@ -110,9 +110,9 @@ class MemoryReport:
             ("token", {name: each.token for name, each in kept.items()}),
             ("sequence", {name: each.sequence for name, each in kept.items()}),
         ):
-            parts = [f"{name} {text_of(size)}" for name, size in sizes.items() if size]
+            parts = [f"{name} {bytes_text(size)}" for name, size in sizes.items() if size]
             if parts:
-                yield f"caches keep {text_of(sum(sizes.values()))} a {what}: {', '.join(parts)}"
+                yield f"caches keep {bytes_text(sum(sizes.values()))} a {what}: {', '.join(parts)}"
 
 
 def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPolicy) -> MemoryReport:
@@ -170,7 +170,7 @@ def _kept(caches: Iterable[Type]) -> dict[str, Kept]:
 def _row(name: str, memory: MethodMemory) -> tuple[str, ...]:
     plan, workspace = memory.plan, memory.workspace
     numbers = (memory.arguments, memory.caches, plan.peak - workspace, workspace, plan.peak)
-    return (name, *map(text_of, numbers), _where(plan))
+    return (name, *map(bytes_text, numbers), _where(plan))
 
 
 def _where(plan: MemoryPlan) -> str:
@@ -184,20 +184,9 @@ def _peak(plan: MemoryPlan) -> Iterator[str]:
     """Say what is alive at the peak."""
     yield f"{plan.method} takes most, at {_where(plan)}:"
     shown, rest = plan.at_peak[:LISTED], plan.at_peak[LISTED:]
-    rows = [(text_of(b.bytes), b.name if b.kind != "copy" else f"copy of {b.name}", b.module) for b in shown]
+    rows = [
+        (bytes_text(b.bytes), b.name if b.kind != "copy" else f"copy of {b.name}", b.module) for b in shown
+    ]
     if rest:
-        rows.append((text_of(sum(b.bytes for b in rest)), f"{len(rest)} more", ""))
+        rows.append((bytes_text(sum(b.bytes for b in rest)), f"{len(rest)} more", ""))
     yield from (f"  {line}" for line in columns(rows))
-
-
-def text_of(size: int) -> str:
-    """Return a number of bytes in words."""
-    units = ("KiB", "MiB", "GiB", "TiB")
-    if size < 1024:
-        return f"{size} B"
-    value, unit = float(size), ""
-    for unit in units:  # noqa: B007
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.2f} {unit}"

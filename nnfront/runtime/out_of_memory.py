@@ -9,10 +9,10 @@ import torch
 
 from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError, RunError
+from nnfront.ir.summary import bytes_text
 from nnfront.lower import MethodProgram
 from nnfront.memory.free_memory import asked, free_memory_on, most
 from nnfront.memory.plan import MemoryPlan, plan_memory
-from nnfront.memory.report import text_of
 
 
 def call_error(
@@ -21,10 +21,10 @@ def call_error(
     """Say of a call whose dims are `sizes` what an allocation that failed was for. What the call held must be free again by now."""
     room, wanted = free_memory_on(device), asked(error)
     plan = _plan(program, sizes)
-    details = [f"asked for: {text_of(wanted)}"] if wanted is not None else []
+    details = [f"asked for: {bytes_text(wanted)}"] if wanted is not None else []
     given = ", ".join(f"{name}={number}" for name, number in sizes.items())
     if plan is not None:
-        details.append(f"the call takes up to {text_of(plan.peak)}{f' with {given}' if given else ''}")
+        details.append(f"the call takes up to {bytes_text(plan.peak)}{f' with {given}' if given else ''}")
     if room is not None:
         details.append(f"without it {room}")
         if plan is not None:

@@ -11,13 +11,13 @@ from nnfront.backends.table import memory_policy
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.ir import type_symbols
+from nnfront.ir.summary import bytes_text
 from nnfront.lower import MethodProgram, Program, StateType
 from nnfront.memory.concrete_sizes import symbols_of
 from nnfront.memory.free_memory import FreeMemory, most
 from nnfront.memory.layout import Layer
 from nnfront.memory.liveness import layer_of
 from nnfront.memory.plan import plan_memory
-from nnfront.memory.report import text_of
 from nnfront.state.quantize import token_bytes
 
 # A thirty-second of a device is left alone: what libraries take for themselves, and memory in pieces too small to use. An estimate.
@@ -157,7 +157,7 @@ class Fit:
         offers = list(self.offers(sizes)) or ["nothing: calls alone take more than there is"]
         return [
             str(self.room),
-            f"calls with it take up to {text_of(self.call_bytes(sizes))} besides",
+            f"calls with it take up to {bytes_text(self.call_bytes(sizes))} besides",
             f"fits: {'; '.join(offers)}",
         ]
 

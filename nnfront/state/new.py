@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 from nnfront.backends.registry import device_of
 from nnfront.errors import RunError
+from nnfront.ir.summary import bytes_text
 from nnfront.lower import Program, StateType
 from nnfront.memory.free_memory import free_memory_on, is_out_of_memory
-from nnfront.memory.report import text_of
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 from nnfront.state.fit import Fit
@@ -64,7 +64,7 @@ def new_cache(
         fit = fitting(room)
         asked = {name: sizes[name] for name in fit.dims} | ({} if count is None else {"pages": count})
         raise RunError(
-            f"there is no room for a cache of {text_of(fit.cache_bytes(sizes, count))}",
+            f"there is no room for a cache of {bytes_text(fit.cache_bytes(sizes, count))}",
             details=[", ".join(f"{name}={number}" for name, number in asked.items()), *fit.lines(sizes)],
             help="ask for less, or for what fits: make_cache(..., pages='fit'), or max_seq='fit'",
         ) from error
@@ -87,7 +87,7 @@ def _fitted(
         f"make_cache: not even the smallest {name!r} fits",
         details=[
             str(fit.room),
-            f"calls with the cache take up to {text_of(fit.call_bytes(sizes))} of that",
+            f"calls with the cache take up to {bytes_text(fit.call_bytes(sizes))} of that",
         ],
         help="say what calls there will be, so that less is left free for them: make_cache(..., calls={'seq': 512})",
     )

@@ -22,8 +22,8 @@ import torch
 
 from nnfront.backends.device import current
 from nnfront.errors import LoadError
+from nnfront.ir.summary import bytes_text
 from nnfront.memory.free_memory import free_memory_on, is_out_of_memory
-from nnfront.memory.report import text_of
 
 # Enough for copies of two slots to be under way while two are filled; a slot takes 0.6 ms at 55 GB/s, so what a copy costs besides
 # (some 10 us) does not show.
@@ -170,12 +170,12 @@ class Upload:
             if not is_out_of_memory(error):
                 raise
             room = free_memory_on(self._device)
-            whole = f" of {text_of(self._total)} that all weights take" if self._total else ""
+            whole = f" of {bytes_text(self._total)} that all weights take" if self._total else ""
             raise LoadError(
-                f"there is no room for weight {name!r}: it takes {text_of(value.nbytes)}",
+                f"there is no room for weight {name!r}: it takes {bytes_text(value.nbytes)}",
                 details=[
                     *([] if room is None else [str(room)]),
-                    f"weights before it took {text_of(self._placed)}{whole}",
+                    f"weights before it took {bytes_text(self._placed)}{whole}",
                 ],
                 help="store the weights in fewer bits (quant='int8' or 'int4'), or free memory that others hold",
             ) from error
@@ -234,7 +234,7 @@ class Upload:
             except RuntimeError as error:
                 if not self._busy:
                     raise LoadError(
-                        f"there is no pinned memory to load through: {text_of(self._slot_bytes)} were asked for",
+                        f"there is no pinned memory to load through: {bytes_text(self._slot_bytes)} were asked for",
                         details=[str(error).splitlines()[0]],
                         help="free memory of the host, or raise what the system lets a process lock (ulimit -l, a container's limits)",
                     ) from error
