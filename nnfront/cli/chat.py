@@ -7,6 +7,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +53,8 @@ def main(args: argparse.Namespace) -> int:
             f"{args.path} has no chat template", help="give one with --chat-template, or use nnfront run"
         )
     said = {"temperature": args.temperature, "seed": args.seed, "max_tokens": args.max_new_tokens}
-    sampling = {
-        name: getattr(llm.sampling, name)
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    }
-    params = parts.Params(**sampling | {name: value for name, value in said.items() if value is not None})
+    given = {name: value for name, value in said.items() if value is not None}
+    params = parts.Params(**asdict(llm.sampling) | given)
     limits = parts.Limits(
         max_model_len=llm.context,
         pages=2 * -(-llm.context // TURN_TOKENS) * (TURN_TOKENS // 16),

@@ -6,6 +6,7 @@ A field that is not here is refused: what a request asks for is done, or it is s
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +17,8 @@ from nnfront.serve.failures import Failure
 
 MOST_CHOICES = 64
 MOST_STOPS = 16
+BESIDES = ("presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos")
+"""What a request says of how tokens are chosen besides what a model's defaults do."""
 
 
 class Checked(BaseModel):
@@ -58,17 +61,28 @@ class StructuredOutputs(Checked):
     json_object: bool | None = None
 
 
-class _Request(Checked):
-    """What all kinds of requests may say."""
+class Asked(Checked):
+    """What all requests for answers may say."""
 
     model: str | None = None
     stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    # What these ask for is nothing that a server with one model and no accounts does.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+class _Request(Asked):
+    """What all kinds of requests for completions may say."""
+
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -83,12 +97,6 @@ class _Request(Checked):
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    # What these ask for is nothing that a server with one model and no accounts does.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
     store: Literal[False] | None = None
 
     def stops(self) -> list[str]:
@@ -100,28 +108,13 @@ class _Request(Checked):
 
     def params(self, defaults: Sampling, *, max_tokens: int | None, logprobs: int | None) -> Params:
         """How tokens are chosen; what is not said is as `defaults` have it. Raises RunError for values out of range."""
-        said = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": None if self.top_k in (None, 0, -1) else self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "min_tokens": self.min_tokens,
-            "ignore_eos": self.ignore_eos,
-        }
-        known = {
-            "temperature": defaults.temperature,
-            "top_p": defaults.top_p,
-            "top_k": None if self.top_k in (0, -1) else defaults.top_k,
-            "min_p": defaults.min_p,
-            "repetition_penalty": defaults.repetition_penalty,
-        }
+        known = asdict(defaults)
+        said = {name: getattr(self, name) for name in (*known, *BESIDES)}
+        if self.top_k in (0, -1):  # of all tokens
+            known["top_k"] = said["top_k"] = None
         known |= {name: value for name, value in said.items() if value is not None}
         return Params(
-            **known,  # type: ignore[arg-type]
-            seed=self.seed,
+            **known,
             max_tokens=max_tokens,
             logprobs=logprobs,
             stop_tokens=tuple(self.stop_token_ids or ()),

@@ -18,6 +18,7 @@ from nnfront.engine.params import MOST_LOGPROBS
 from nnfront.serve.chat import text_of
 from nnfront.serve.failures import Failure
 from nnfront.serve.protocol import (
+    Asked,
     ChatRequest,
     Checked,
     JsonSchema,
@@ -51,17 +52,13 @@ class Reasoning(Checked):
     summary: str | None = None
 
 
-class ResponsesRequest(Checked):
+class ResponsesRequest(Asked):
     """A conversation to be answered."""
 
     input: str | list[dict[str, Any]]
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    stream: bool | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
@@ -71,13 +68,7 @@ class ResponsesRequest(Checked):
     background: Literal[False] | None = None
     previous_response_id: None = None
     include: list[str] | None = None
-    # As in chats: nothing that a server with one model and no accounts does.
     store: bool | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
 
     def chat(self) -> ChatRequest:
         """The chat that asks for the same. Raises Failure for items that are not known."""
