@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU kernels in Triton. `KERNELS` lists the record of each; a kernel file stands alone and its docstring says what it does.
 
-common.py     the records (Kernel, Config, Cost, Plan), limits of the GPUs, checks
+common.py     the records (Kernel, Config, Plan), limits of the GPUs, checks
 tiles.py      how a tile is chosen;  spilled.py  what a version of Triton spills
 walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
 split_k.py    how blocks share a tile;  row_norm.py  a norm of rows inside of a product
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
+from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan
 
 _FILES = """
     matmul matmul_tma matmul_small_m matmul_int4 matmul_int8 matmul_fp8 matmul_fp8_tma unpack_weight quantize_fp8
@@ -30,4 +30,4 @@ _FILES = """
 """
 KERNELS: tuple[Kernel, ...] = tuple(import_module(f"{__name__}.{file}").KERNEL for file in _FILES.split())
 
-__all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]
+__all__ = ["ARCHS", "KERNELS", "Config", "Kernel", "KernelError", "Plan"]

@@ -23,7 +23,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -324,14 +323,6 @@ def launch(
     first = shrink(x, a, adapter, y.shape[-1], workspace=workspace, arch=arch, config=config)
     hidden = first.launch()
     return expand(y, hidden, b, adapter, out=out, arch=arch, config=first.config).launch()
-
-
-def cost(shape: LowRankShape, dtype: str) -> Cost:
-    """Two operations for each element of both matrices and each row; the matrices of as many adapters as there are sequences, once."""
-    size, sequences = (4 if dtype == "float32" else 2), cdiv(shape.rows, shape.seq)
-    elements = min(sequences, shape.adapters) * shape.rank * (shape.n + shape.k)
-    moved = size * (elements + shape.rows * (shape.k + 2 * shape.n)) + 4 * sequences
-    return Cost(2 * shape.rows * shape.rank * (shape.n + shape.k), moved)
 
 
 def example(shape: LowRankShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -50,7 +50,7 @@ from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
 
-reference, cost, example = decode_shape.reference, decode_shape.cost, decode_shape.example
+reference, example = decode_shape.reference, decode_shape.example
 
 # Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
 # reading the table of pages. By arithmetic, not yet measured.

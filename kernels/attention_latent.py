@@ -46,7 +46,6 @@ from nnfront_kernels.cache import (
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -315,15 +314,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: LatentShape, dtype: str) -> Cost:
-    """For sequences of the longest length: two products for each latent that a query sees, and each of the latents moved once."""
-    seen = [min(shape.longest - t, shape.window or shape.longest) for t in range(shape.seq)]
-    both = shape.size + shape.value_size
-    stored = min(shape.longest, max(seen) + shape.seq - 1) * shape.size
-    moved = 2 * (stored + shape.seq * shape.heads * both) + 4
-    return Cost(2 * shape.batch * shape.heads * sum(seen) * both, shape.batch * moved)
 
 
 def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -191,13 +190,6 @@ def plan(
         output=out,
         also=("after_ptr",),
     )
-
-
-def cost(shape: ConvShape, dtype: str) -> Cost:
-    """Two operations for each tap; tokens and taps moved once, the state read and written once."""
-    values, width = shape.batch * shape.seq * shape.channels, 4 if dtype == "float32" else 2
-    kept = 2 * shape.batch * shape.channels * (shape.width - 1)
-    return Cost(2 * values * shape.width, width * (2 * values + kept + shape.channels * (shape.width + 1)))
 
 
 def example(shape: ConvShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -71,14 +71,6 @@ class Config:
     registers: int = 255
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a launch must do at least: arithmetic, and bytes to and from device memory with each tensor moved once."""
-
-    flops: int
-    bytes: int
-
-
 class Alike:
     """What plans of one specialisation share: `ahead.fingerprint`, once somebody has asked for it."""
 
@@ -182,7 +174,6 @@ class Kernel:
     plan: Callable[..., Plan]
     launch: Callable[..., Any]
     reference: Callable[..., Any]
-    cost: Callable[..., Cost]
     example: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     fallbacks: tuple[Config, ...] = ()  # and what it picks otherwise
     dtypes: tuple[str, ...] = ("float16", "bfloat16")

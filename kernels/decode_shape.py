@@ -10,7 +10,7 @@ import torch
 from nnfront_kernels import rope_append
 from nnfront_kernels.attention import row
 from nnfront_kernels.cache import stored_tokens
-from nnfront_kernels.common import Cost, empties
+from nnfront_kernels.common import empties
 from nnfront_kernels.tiles import cdiv
 
 
@@ -74,15 +74,6 @@ def reference(
             own = None if bias is None else bias[sequence, :, 0]
             y[sequence] = row(q[sequence].to(compute), k, v, length - 1, bias=own, **options)
     return y
-
-
-def cost(shape: DecodeShape, dtype: str) -> Cost:
-    """For sequences of the longest length: two products, and every key and value that a query sees moved once."""
-    seen = min(shape.longest, shape.window or shape.longest)
-    both = shape.size + (shape.value_size or shape.size)
-    stored = shape.kv_heads * seen * (both + 8 if shape.fp8 else 2 * both)
-    moved = stored + 2 * shape.heads * both + 4
-    return Cost(2 * shape.batch * shape.heads * seen * both, shape.batch * moved)
 
 
 def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.epilogue import activate
 from nnfront_kernels.remembered import remembered
@@ -149,12 +149,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: GatedShape, dtype: str) -> Cost:
-    """Six operations for each result; each tensor moved once."""
-    values = shape.rows * shape.size
-    return Cost(6 * values, 3 * (4 if dtype == "float32" else 2) * values)
 
 
 def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

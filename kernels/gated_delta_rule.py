@@ -26,7 +26,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -303,14 +302,6 @@ def plan(
         output=out,
         also=("after_ptr",),
     )
-
-
-def cost(shape: DeltaShape, dtype: str) -> Cost:
-    """The recurrence's own operations; tokens moved once, and the state read and written once."""
-    tokens, width = shape.batch * shape.seq, 4 if dtype == "float32" else 2
-    state = shape.heads * shape.key_size * shape.value_size
-    moved = width * (2 * shape.heads * shape.value_size + 2 * shape.groups * shape.key_size) + 8 * shape.heads
-    return Cost(7 * tokens * state, tokens * moved + 8 * shape.batch * state)
 
 
 def example(shape: DeltaShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -24,7 +24,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -290,15 +289,6 @@ def plan(
         output=out,
         divisible=tuple(loads) if aligned else (),
     )
-
-
-def cost(shape: GroupedShape, dtype: str) -> Cost:
-    """The least work if every expert that can be chosen is: each touched weight moved once."""
-    slots = shape.tokens * shape.top_k
-    columns = shape.n // 2 if shape.gated else shape.n
-    weights = min(shape.experts, slots) * shape.n * shape.k
-    x_rows = shape.tokens if shape.gather else slots
-    return Cost(2 * slots * shape.n * shape.k, 2 * (weights + x_rows * shape.k + slots * columns))
 
 
 def example(shape: GroupedShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from nnfront_kernels import rms_norm
-from nnfront_kernels.common import Cost, Kernel, Plan, empties, launcher
+from nnfront_kernels.common import Kernel, Plan, empties, launcher
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rms_norm import NormShape, plan_rows
 
@@ -60,16 +60,6 @@ def plan(
 ) -> Plan:
     """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
     return plan_rows(KERNEL, x, weight, bias, eps=eps, CENTERED=True, PLUS_ONE=False, **options)
-
-
-def cost(shape: NormShape, dtype: str) -> Cost:
-    """Seven operations for each value; each tensor moved once, weight and bias as wide as the rows."""
-    size = 4 if dtype == "float32" else 2
-    values = shape.rows * shape.size
-    return Cost(
-        (8 if shape.residual else 7) * values,
-        size * ((4 if shape.residual else 2) * values + 2 * shape.size),
-    )
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Cost, Kernel, Plan, is_divisible, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import MatmulShape, best, cdiv, shared_bytes
@@ -182,14 +182,6 @@ def plan(
         output=y,
         divisible=tuple(loads) if aligned and config not in (UNALIGNED, FLOAT32) else (),
     )
-
-
-def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
-    """The least work of a launch whose output has x's dtype."""
-    size = 4 if dtype == "float32" else 2
-    columns = shape.n // 2 if shape.gated else shape.n
-    elements = shape.m * shape.k + shape.n * shape.k + shape.m * columns * (2 if residual else 1)
-    return Cost(flops=2 * shape.m * shape.n * shape.k, bytes=size * elements)
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -23,7 +23,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -293,17 +292,6 @@ def _require_scales(
         raise KernelError(f"{name} must have shape {want}, got {list(scales.shape)}")
     if scales.dtype != torch.float32:
         raise KernelError(f"{name} must be torch.float32, got {scales.dtype}")
-
-
-def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
-    """The least work of a launch with a 16-bit output."""
-    columns = shape.n // 2 if shape.gated else shape.n
-    depth = cdiv(shape.k, BLOCK) if shape.group else 1
-    scales = (shape.m + (cdiv(shape.n, BLOCK) if shape.group else shape.n)) * depth
-    return Cost(
-        flops=2 * shape.m * shape.n * shape.k,
-        bytes=(shape.m + shape.n) * shape.k + 4 * scales + 2 * shape.m * columns * (2 if residual else 1),
-    )
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

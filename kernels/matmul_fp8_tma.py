@@ -22,8 +22,7 @@ from nnfront_kernels.matmul_tma import plan_persistent
 from nnfront_kernels.tiles import MatmulShape, best
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
-DTYPES, reference = matmul_fp8.DTYPES, matmul_fp8.reference
-cost, example = matmul_fp8.cost, matmul_fp8.example
+DTYPES, reference, example = matmul_fp8.DTYPES, matmul_fp8.reference, matmul_fp8.example
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
 CONFIGS: dict[str, tuple[Config, ...]] = {

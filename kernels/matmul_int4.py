@@ -20,7 +20,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     Plan,
     launcher,
@@ -248,17 +247,6 @@ def plan(
         constants=lambda *_: {"GROUP": group, "LOP3": not triton.knobs.runtime.interpret},
         arch=arch,
         config=config,
-    )
-
-
-def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
-    """The least work of a launch with 16-bit scales and an output of x's dtype."""
-    columns = shape.n // 2 if shape.gated else shape.n
-    groups = shape.n * shape.k // shape.group
-    weights = shape.n * shape.k // 2 + groups * (3 if shape.zero_points else 2)
-    return Cost(
-        flops=2 * shape.m * shape.n * shape.k,
-        bytes=weights + 2 * shape.m * (shape.k + columns * (2 if residual else 1)),
     )
 
 

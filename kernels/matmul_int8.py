@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     Config,
-    Cost,
     Kernel,
     Plan,
     launcher,
@@ -218,17 +217,6 @@ def plan(
         constants=lambda _, config: {"GROUPED": group > 0, **depth(k, config)},
         arch=arch,
         config=config,
-    )
-
-
-def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
-    """The least work of a launch with 16-bit scales and an output of x's dtype."""
-    columns = shape.n // 2 if shape.gated else shape.n
-    groups = shape.k // shape.group if shape.group else 1
-    weights = shape.n * shape.k + 2 * groups * shape.n
-    return Cost(
-        flops=2 * shape.m * shape.n * shape.k,
-        bytes=weights + 2 * shape.m * (shape.k + columns * (2 if residual else 1)),
     )
 
 

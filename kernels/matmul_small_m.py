@@ -213,6 +213,5 @@ KERNEL = Kernel.of(
     op="matmul",
     fallbacks=(UNALIGNED,),
     shared_bytes=operand_bytes,
-    cost=matmul.cost,
     typical=MatmulShape(16, 4096, 4096),
 )

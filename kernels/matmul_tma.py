@@ -37,7 +37,7 @@ from nnfront_kernels.walk import tile_at
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = ("float16", "bfloat16")
-reference, cost, example = matmul.reference, matmul.cost, matmul.example
+reference, example = matmul.reference, matmul.example
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
 CONFIGS: dict[str, tuple[Config, ...]] = {

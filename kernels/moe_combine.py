@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import WARP, Config, Cost, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import WARP, Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -115,13 +115,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: CombineShape, dtype: str) -> Cost:
-    """A multiplication and an addition for each value of x; each tensor moved once."""
-    size = 4 if dtype == "float32" else 2
-    rows = shape.tokens * shape.top_k
-    return Cost(2 * rows * shape.width, size * (rows + shape.tokens) * shape.width + 8 * rows)
 
 
 def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, taking
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, taking
 from nnfront_kernels.tiles import cdiv
 
 MOST_EXPERTS = 512
@@ -246,12 +246,6 @@ def launch(experts: torch.Tensor, *, num_experts: int, block_m: int, **options: 
     for each in made.plans:
         each.launch()
     return made.routing
-
-
-def cost(shape: RoutingShape, dtype: str) -> Cost:
-    """No arithmetic to speak of: the choices read and the slots and tiles written."""
-    slots = shape.tokens * shape.top_k
-    return Cost(0, 4 * (2 * slots + 3 * most_tiles(shape.tokens, shape.top_k, shape.experts, shape.block_m)))
 
 
 def example(shape: RoutingShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

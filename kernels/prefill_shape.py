@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nnfront_kernels.common import Cost, empties
+from nnfront_kernels.common import empties
 from nnfront_kernels.tiles import cdiv
 
 
@@ -25,18 +25,6 @@ class PrefillShape:
     window: int = 0
     causal: bool = True
     fp8: bool = False  # the cache is in 8 bits
-
-
-def cost(shape: PrefillShape, dtype: str) -> Cost:
-    """Two products for each pair of a query and a key that it sees; each tensor moved once."""
-    total = shape.before + shape.seq
-    pairs = sum(
-        min(p + 1 if shape.causal else total, shape.window or total) for p in range(shape.before, total)
-    )
-    both = shape.size + (shape.value_size or shape.size)
-    stored = total * shape.kv_heads * (both + 8 if shape.fp8 else 2 * both)
-    moved = 2 * shape.seq * shape.heads * both + stored + 4
-    return Cost(2 * shape.batch * shape.heads * pairs * both, shape.batch * moved)
 
 
 def example(shape: PrefillShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Cost, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
@@ -204,14 +204,6 @@ def plan(
         output=out,
         also=("scales_ptr",),
     )
-
-
-def cost(shape: QuantizeShape, dtype: str) -> Cost:
-    """A multiplication for each value, with a norm four more; each tensor moved once."""
-    scales = shape.m * (cdiv(shape.k, shape.group) if shape.group else 1)
-    size = 4 if dtype == "float32" else 2
-    moved = shape.m * shape.k * (size + 1) + 4 * scales + shape.norm * size * shape.k
-    return Cost((1 + 4 * shape.norm) * shape.m * shape.k, moved)
 
 
 def example(shape: QuantizeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

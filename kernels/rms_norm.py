@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -289,15 +288,6 @@ def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> 
             f"{name} must have adjacent elements along its last axis, got strides {list(tensor.stride())}\n"
             f"  help: {name}.contiguous()"
         )
-
-
-def cost(shape: NormShape, dtype: str) -> Cost:
-    """Four operations for each value; each tensor moved once, the weight as wide as the rows."""
-    size = 4 if dtype == "float32" else 2
-    values = shape.rows * shape.size
-    return Cost(
-        (5 if shape.residual else 4) * values, size * ((4 if shape.residual else 2) * values + shape.size)
-    )
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import WARP, Config, Cost, Kernel, KernelError, Plan, launcher, strides, taking
+from nnfront_kernels.common import WARP, Config, Kernel, KernelError, Plan, launcher, strides, taking
 from nnfront_kernels.quantize_fp8 import encode
 from nnfront_kernels.quantized import FP8_SMALLEST
 from nnfront_kernels.remembered import remembered
@@ -306,13 +306,6 @@ def plan(
         output=out,
         also=("new_k_ptr",),
     )
-
-
-def cost(shape: RopeShape, dtype: str) -> Cost:
-    """Six operations for each pair; q and k read and written once, and a row of cosines and of sines for each token."""
-    tokens, heads = shape.batch * shape.tokens, shape.heads + shape.kv_heads
-    width = 4 if dtype == "float32" else 2
-    return Cost(6 * tokens * heads * shape.pairs, tokens * (2 * heads * shape.size * width + 8 * shape.pairs))
 
 
 def example(shape: RopeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

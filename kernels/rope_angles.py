@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.cache import require_counts
-from nnfront_kernels.common import WARP, Config, Cost, Kernel, Plan, empties, launcher, require_vector, taking
+from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_vector, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
@@ -134,12 +134,6 @@ def plan(
         output=cos,
         also=("sin_ptr",),
     )
-
-
-def cost(shape: AnglesShape, dtype: str) -> Cost:
-    """A product, a cosine and a sine, reckoned as one operation each, for each token and pair; each tensor moved once."""
-    values = shape.batch * shape.seq * shape.pairs
-    return Cost(5 * values, 8 * values + 4 * (shape.batch + shape.pairs))
 
 
 def example(shape: AnglesShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from nnfront_kernels import rope
 from nnfront_kernels.cache import moved, pointers, require_cache, require_counts, rounded, slots_of
-from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, empties, launcher, strides
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, empties, launcher, strides
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rope import (
@@ -263,17 +263,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: AppendShape, dtype: str) -> Cost:
-    """Six operations for each pair; each head read and written once, and a row of cosines and of sines for each token."""
-    tokens = shape.batch * shape.tokens
-    turned = shape.heads if shape.pairs else 0
-    stored = shape.kv_heads * (shape.size + (shape.value_size or shape.size))
-    width = 4 if dtype == "float32" else 2
-    written = stored + 8 * shape.kv_heads if shape.fp8 else stored * width
-    moved = 2 * turned * shape.size * width + stored * width + written + 8 * shape.pairs
-    return Cost(6 * tokens * (turned + shape.kv_heads) * shape.pairs, tokens * moved + 4 * shape.batch)
 
 
 def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -34,7 +34,6 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -354,12 +353,6 @@ def nearest_kept(vocab: int, top_k: int | None, top_p: float | None, min_p: floa
     bounds = [] if top_p is None else [math.log((1 - top_p) / vocab)]
     bounds += [] if min_p is None else [math.log(min_p)]
     return max(bounds) - 1.0 if bounds else None  # 1: far more than rounding can move a weight
-
-
-def cost(shape: SampleShape, dtype: str) -> Cost:
-    """Ten operations for each logit; logits and marks moved once."""
-    values = shape.rows * shape.vocab
-    return Cost(10 * values, ((4 if dtype == "float32" else 2) + shape.penalty) * values + 24 * shape.rows)
 
 
 def example(shape: SampleShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -32,7 +32,7 @@ CONFIGS = (Config(1, 1024, 1, 8, 1, split_k=32),)
 LANES = 64
 LEAST = 1 << 14  # tokens from which on a row is worth two launches
 
-reference, accepts, cost = sampling.reference, sampling.accepts, sampling.cost
+reference, accepts = sampling.reference, sampling.accepts
 DTYPES, example = sampling.DTYPES, sampling.example
 
 

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import rms_norm
-from nnfront_kernels.common import Config, Cost, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -139,12 +139,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: SoftmaxShape, dtype: str) -> Cost:
-    """Five operations for each value; each tensor moved once."""
-    values = shape.rows * shape.size
-    return Cost(5 * values, 2 * (4 if dtype == "float32" else 2) * values)
 
 
 def example(shape: SoftmaxShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

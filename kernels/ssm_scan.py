@@ -24,7 +24,6 @@ import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -258,14 +257,6 @@ def plan(
         output=out,
         also=("after_ptr",),
     )
-
-
-def cost(shape: ScanShape, dtype: str) -> Cost:
-    """The recurrence's own operations; tokens moved once, and the state read and written once."""
-    tokens, width = shape.batch * shape.seq, 4 if dtype == "float32" else 2
-    state = shape.heads * shape.size * shape.states
-    moved = width * (2 * shape.heads * shape.size + 2 * shape.groups * shape.states) + 4 * shape.heads
-    return Cost(6 * tokens * state, tokens * moved + 8 * shape.batch * state + 8 * shape.heads)
 
 
 def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -181,13 +180,6 @@ def plan(
         config=config,
         output=out,
     )
-
-
-def cost(shape: UnpackShape, dtype: str) -> Cost:
-    """Two operations for each element; each tensor moved once, scales of 16 bits."""
-    elements = shape.n * shape.k
-    groups = shape.n * (shape.k // shape.group if shape.group else 1)
-    return Cost(2 * elements, elements * (16 + shape.bits) // 8 + groups * (3 if shape.zero_points else 2))
 
 
 def example(shape: UnpackShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

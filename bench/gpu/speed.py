@@ -13,8 +13,9 @@ from typing import Any
 import stored
 import torch
 from cases import Run
+from cost import cost
 from nnfront_kernels import moe_routing, sampling_parts
-from nnfront_kernels.common import Config
+from nnfront_kernels.common import Config, Plan
 from right import RECORDS, operands
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
@@ -177,17 +178,20 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
         for arguments, _ in sets:
             stored.longest(run.shape, arguments)
     versus, versus_us = fastest([baselines(run, arguments) for arguments, _ in sets], clock, nbytes)
-    cost = kernel.cost(run.shape, run.dtype)
+
+    def plans_of(arguments: Any, options: Any, config: Config) -> tuple[Plan, ...]:
+        if run.kernel == "moe_routing":
+            return moe_routing.launches(*arguments, **options, arch=arch).plans
+        if run.kernel == "sampling_parts":
+            return tuple(sampling_parts.launches(*arguments, **options, arch=arch, config=config))
+        return (kernel.plan(*arguments, **options, arch=arch, config=config),)
+
+    spent = cost(kernel, run.shape, *sets[0], plans_of(*sets[0], chosen))
     rows = []
     for config in dict.fromkeys(configs):
 
         def planned(arguments: Any, options: Any, config: Config = config) -> Callable[[], Any]:
-            if run.kernel == "moe_routing":
-                plans = moe_routing.launches(*arguments, **options, arch=arch).plans
-            elif run.kernel == "sampling_parts":
-                plans = tuple(sampling_parts.launches(*arguments, **options, arch=arch, config=config))
-            else:
-                plans = (kernel.plan(*arguments, **options, arch=arch, config=config),)
+            plans = plans_of(arguments, options, config)
             return lambda: [plan.launch() for plan in plans]
 
         time_us = clock.us([planned(*each) for each in sets], nbytes)
@@ -199,8 +203,8 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
                 "config": asdict(config),
                 "chosen": config == chosen,
                 "us": time_us,
-                "tflop_s": cost.flops / max(time_us, 1e-9) / 1e6,
-                "gb_s": cost.bytes / max(time_us, 1e-9) / 1e3,
+                "tflop_s": spent.flops / max(time_us, 1e-9) / 1e6,
+                "gb_s": spent.bytes / max(time_us, 1e-9) / 1e3,
                 "versus": versus,
                 "versus_us": versus_us,
             }

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from nnfront_kernels import KernelError, matmul, matmul_int4, matmul_int8, matmul_small_m, matmul_tma, split_k
-from nnfront_kernels.common import Cost
 from nnfront_kernels.epilogue import interleave
 from nnfront_kernels.tiles import MatmulShape
 
@@ -86,12 +85,6 @@ def test_interleaved_rows_alternate():
     assert torch.equal(mixed[1::2], up)
 
 
-def test_cost_counts_each_tensor_once():
-    cost = matmul.cost(MatmulShape(3, 10, 7, gated=True), "bfloat16", residual=True)
-    # two per multiply and add; x, w, residual and y of two bytes each
-    assert cost == Cost(flops=2 * 3 * 10 * 7, bytes=2 * (3 * 7 + 10 * 7 + 2 * 3 * 5))
-
-
 def test_the_small_kernel_refuses_many_rows():
     refusal = matmul_small_m.accepts(MatmulShape(65, 64, 64), "float16", "sm_90")
     assert refusal == "M must be at most 64, got 65"
@@ -148,15 +141,3 @@ def test_matmul_int8_says_what_does_not_fit(changes, message):
     arguments = {"x": tensor(3, 256), "w": tensor(16, 256, dtype=torch.int8), "scales": tensor(4, 16)}
     with pytest.raises(KernelError, match=message):
         matmul_int8.plan(**{**arguments, **changes}, arch="sm_90")
-
-
-def test_cost_of_quantised_weights_counts_scales_and_zeros():
-    shape = MatmulShape(2, 32, 128, group=64, zero_points=True)
-    # half a byte for each weight, three for each of 64 groups; x and y of two bytes an element
-    assert matmul_int4.cost(shape, "float16") == Cost(
-        2 * 2 * 32 * 128, 2048 + 3 * 64 + 2 * (2 * 128 + 2 * 32)
-    )
-    shape = replace(shape, zero_points=False)
-    assert matmul_int8.cost(shape, "float16") == Cost(
-        2 * 2 * 32 * 128, 4096 + 2 * 64 + 2 * (2 * 128 + 2 * 32)
-    )

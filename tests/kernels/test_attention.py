@@ -17,7 +17,7 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, attention_decode
 from nnfront_kernels.attention_decode import DecodeShape
-from nnfront_kernels.common import ARCHS, Config, Cost
+from nnfront_kernels.common import ARCHS, Config
 
 
 @dataclass(frozen=True)
@@ -269,12 +269,6 @@ def test_attention_decode_says_what_does_not_fit(changes, message):
     }
     with pytest.raises(KernelError, match=message):
         attention_decode.plan(**arguments)
-
-
-def test_cost_of_decoding_counts_what_a_query_sees():
-    # two products of 64 for 4 heads and 10 keys; 2 heads of keys and values, q and y
-    shape = DecodeShape(1, 4, 2, 64, 100, window=10)
-    assert attention_decode.cost(shape, "float16") == Cost(2 * 4 * 10 * 128, 2 * (2 * 10 * 128 + 4 * 128) + 4)
 
 
 def test_too_many_sequences_are_refused():

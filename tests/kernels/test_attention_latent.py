@@ -19,7 +19,7 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, attention_latent
 from nnfront_kernels.attention_latent import LatentShape
-from nnfront_kernels.common import ARCHS, Config, Cost
+from nnfront_kernels.common import ARCHS, Config
 
 
 @dataclass(frozen=True)
@@ -217,12 +217,6 @@ def test_few_heads_get_the_tile_that_holds_them_and_a_long_sequence_alone_many_b
     assert alone.split_k * 128 // alone.block_m >= 2 * ARCHS["sm_90"].num_sms
     assert choose(LatentShape(64, 128, 512, 64, 32768), "bfloat16", "sm_90").split_k == 2
     assert choose(LatentShape(1, 128, 512, 64, 4096, seq=512), "bfloat16", "sm_90").split_k == 1
-
-
-def test_cost_counts_each_latent_once():
-    # 10 latents of 80 for 4 heads, products of 80 and 64; q of 80 and y of 64
-    shape = LatentShape(1, 4, 64, 16, 100, window=10)
-    assert attention_latent.cost(shape, "float16") == Cost(2 * 4 * 10 * 144, 2 * (10 * 80 + 4 * 144) + 4)
 
 
 def tensor(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

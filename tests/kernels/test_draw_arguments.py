@@ -6,8 +6,6 @@ from __future__ import annotations
 import pytest
 import torch
 from nnfront_kernels import KernelError, sampling
-from nnfront_kernels.common import Cost
-from nnfront_kernels.sampling import SampleShape
 
 
 def tensor(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -39,8 +37,3 @@ def test_sampling_says_what_does_not_fit(changes, message):
     arguments = {"logits": tensor(4, 8), "temperature": 1.0, "state": state, "arch": "sm_90", **changes}
     with pytest.raises(KernelError, match=message):
         sampling.plan(arguments.pop("logits"), **arguments)
-
-
-def test_cost_of_a_draw_counts_logits_and_marks_once():
-    assert sampling.cost(SampleShape(3, 100), "bfloat16") == Cost(3000, 600 + 72)
-    assert sampling.cost(SampleShape(3, 100, penalty=True), "float32") == Cost(3000, 1500 + 72)

@@ -15,8 +15,7 @@ from kernel_checks import EPS32, Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, gated_activation
-from nnfront_kernels.common import Cost
-from nnfront_kernels.gated_activation import ACTIVATIONS, CONFIGS, GatedShape
+from nnfront_kernels.gated_activation import ACTIVATIONS, CONFIGS
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,3 @@ def test_gated_activation_says_what_does_not_fit(changes, message):
     arguments = {"gate": tensor(4, 8), "up": tensor(4, 8), "arch": "sm_90", **changes}
     with pytest.raises(KernelError, match=message):
         gated_activation.plan(arguments.pop("gate"), arguments.pop("up"), **arguments)
-
-
-def test_cost_of_a_gated_activation_counts_each_tensor_once():
-    assert gated_activation.cost(GatedShape(3, 10), "float16") == Cost(180, 2 * 3 * 30)

@@ -14,8 +14,7 @@ from kernel_checks import EPS32, Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, layer_norm
-from nnfront_kernels.common import Cost
-from nnfront_kernels.rms_norm import CONFIGS, NormShape
+from nnfront_kernels.rms_norm import CONFIGS
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,3 @@ def test_layer_norm_says_what_does_not_fit(changes, message):
     arguments = {"x": tensor(4, 8), "weight": None, "bias": None, "eps": 1e-6, "arch": "sm_90", **changes}
     with pytest.raises(KernelError, match=message):
         layer_norm.plan(arguments.pop("x"), arguments.pop("weight"), arguments.pop("bias"), **arguments)
-
-
-def test_cost_of_a_layer_norm_counts_each_tensor_once():
-    assert layer_norm.cost(NormShape(3, 10), "float32") == Cost(210, 4 * (2 * 30 + 20))
-    assert layer_norm.cost(NormShape(3, 10, residual=True), "float16") == Cost(240, 2 * (4 * 30 + 20))

@@ -16,7 +16,7 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, attention_prefill
 from nnfront_kernels.attention_prefill import PrefillShape
-from nnfront_kernels.common import Config, Cost
+from nnfront_kernels.common import Config
 
 
 @dataclass(frozen=True)
@@ -257,11 +257,3 @@ def test_attention_prefill_says_what_does_not_fit(changes, message):
 def test_attention_prefill_refuses(changes, dtype, message):
     shape = replace(PrefillShape(1, 1, 1, 1, 64), **changes)
     assert attention_prefill.accepts(shape, dtype, "sm_90") == message
-
-
-def test_cost_of_prefill_counts_the_pairs_that_are_seen():
-    # 1 + 2 + 2 pairs of 2 heads, two products of 64
-    shape = PrefillShape(1, 3, 2, 1, 64, window=2)
-    assert attention_prefill.cost(shape, "float16") == Cost(2 * 2 * 5 * 128, 2 * (3 * 2 + 3) * 128 + 4)
-    shape = PrefillShape(1, 2, 1, 1, 64, before=5)
-    assert attention_prefill.cost(shape, "float16").flops == 2 * (6 + 7) * 128

@@ -16,10 +16,6 @@ from kernel_checks import EPS32, Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, causal_conv1d, gated_delta_rule, ssm_scan
-from nnfront_kernels.causal_conv1d import ConvShape
-from nnfront_kernels.common import Cost
-from nnfront_kernels.gated_delta_rule import DeltaShape
-from nnfront_kernels.ssm_scan import ScanShape
 
 
 @dataclass(frozen=True)
@@ -324,15 +320,3 @@ def test_one_token_takes_the_recurrence_and_more_take_chunks():
         shape = replace(kernel.KERNEL.typical, seq=1)
         assert kernel.choose(shape, "bfloat16", "sm_90").block_m == 1
         assert kernel.choose(replace(shape, seq=2), "bfloat16", "sm_90").block_m > 1
-
-
-def test_cost_of_recurrences_counts_states_twice():
-    # 2 heads of 16 with 8 states: x and y, b and c, dt; the state twice; a and d
-    assert ssm_scan.cost(ScanShape(1, 1, 2, 1, 16, 8), "float16") == Cost(
-        6 * 256, 2 * (64 + 16) + 8 + 8 * 256 + 16
-    )
-    # 1 group of 8, 2 heads of 16: v and y, q and k, g and beta; the state twice
-    assert gated_delta_rule.cost(DeltaShape(1, 1, 1, 2, 8, 16), "float16") == Cost(
-        7 * 256, 2 * (64 + 16) + 16 + 8 * 256
-    )
-    assert causal_conv1d.cost(ConvShape(1, 2, 8), "float16") == Cost(2 * 16 * 4, 2 * (32 + 2 * 24 + 40))

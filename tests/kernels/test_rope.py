@@ -15,7 +15,6 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from kernel_rope import angles, close, projected, turned
 from nnfront_kernels import KernelError, rope
-from nnfront_kernels.common import Cost
 from nnfront_kernels.rope import RopeShape
 
 
@@ -185,8 +184,3 @@ def test_rope_refuses(changes, message):
     dtype = changes.pop("dtype", "float16")
     shape = replace(RopeShape(1, 1, 1, 1, 64, 32), **changes)
     assert rope.accepts(shape, dtype, "sm_90") == message
-
-
-def test_cost_of_rotation_counts_a_head_twice():
-    # 4 heads of 64 in and out, 32 cosines and sines
-    assert rope.cost(RopeShape(1, 1, 3, 1, 64, 32), "float16") == Cost(6 * 4 * 32, 2 * 2 * 4 * 64 + 8 * 32)

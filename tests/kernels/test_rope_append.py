@@ -16,8 +16,7 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from kernel_rope import angles, close, projected, turned
 from nnfront_kernels import KernelError, rope_append
-from nnfront_kernels.common import Cost, Plan
-from nnfront_kernels.rope_append import AppendShape
+from nnfront_kernels.common import Plan
 
 
 @dataclass(frozen=True)
@@ -312,12 +311,3 @@ def test_queries_that_do_not_turn_are_returned_as_they_are():
     plan = rope_append.plan(q, k, k, None, None, lengths, cache, cache, arch="sm_90")
     assert plan.output is q
     assert plan.grid == (6, 2)
-
-
-def test_cost_of_appending_counts_a_row_once():
-    # 4 heads of 64 and one of 32 in and out, 32 cosines and sines, a length
-    assert rope_append.cost(AppendShape(1, 1, 3, 1, 64, 32, value_size=32), "float16") == Cost(
-        6 * 4 * 32, 2 * 2 * (4 * 64 + 32) + 8 * 32 + 4
-    )
-    # without a rotation only a key and a value
-    assert rope_append.cost(AppendShape(1, 1, 3, 1, 64, 0), "float16") == Cost(0, 2 * 2 * 2 * 64 + 4)

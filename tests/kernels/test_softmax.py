@@ -15,8 +15,7 @@ from kernel_checks import EPS32, Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, softmax
-from nnfront_kernels.common import Cost
-from nnfront_kernels.softmax import CONFIGS, SoftmaxShape
+from nnfront_kernels.softmax import CONFIGS
 
 SUBNORMAL = 2.0**-126  # below it exp need not be exact, and a GPU may give 0
 
@@ -177,7 +176,3 @@ def test_softmax_says_what_does_not_fit(changes, message):
     arguments = {"x": tensor(4, 8), "arch": "sm_90", **changes}
     with pytest.raises(KernelError, match=message):
         softmax.plan(arguments.pop("x"), **arguments)
-
-
-def test_cost_of_a_softmax_counts_each_tensor_once():
-    assert softmax.cost(SoftmaxShape(3, 10), "float32") == Cost(150, 4 * 2 * 30)

@@ -15,7 +15,6 @@ from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from nnfront_kernels import KernelError, unpack_weight
 from nnfront_kernels.quantized import pack_int4
-from nnfront_kernels.unpack_weight import UnpackShape
 
 
 @dataclass(frozen=True)
@@ -142,8 +141,3 @@ WRONG = [
 def test_wrong_arguments_of_the_unpacking_are_named(changes, message):
     with pytest.raises(KernelError, match=message):
         unpack_weight.plan(**{**PACKED, "arch": "sm_90", **changes})
-
-
-def test_cost_counts_each_tensor_once():
-    cost = unpack_weight.cost(UnpackShape(1024, 512, 128, zero_points=True), "bfloat16")
-    assert cost.bytes == 1024 * 512 * 2 + 1024 * 256 + 1024 * 4 * 3

@@ -22,8 +22,8 @@ from nnfront import ops
 from nnfront.cli import main
 from nnfront.errors import LoadError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType
-from nnfront.quant_format import BLOCK_FORMATS
 from nnfront.ops.encoded import Encoded
+from nnfront.quant_format import BLOCK_FORMATS
 from nnfront.quantized.gguf_types import ENCODINGS, Blocks
 from nnfront.weights.gguf import TYPES
 
