@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention by the kernels in C alone, by themselves: None for what they are not for, with nothing changed."""
+"""Attention by the kernels in C alone, by themselves: None for what they are not for, with nothing changed. And how near it is to what is expected."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.in_c import in_c
 from nnfront.backends.cpu.tape_attention import write_attention, write_qkv_attention
 from nnfront.backends.cpu.tape_builder import Write
@@ -54,3 +55,16 @@ def attend_rotated(
     attrs = {"heads": heads, "groups": groups, "interleaved": is_interleaved}
     y: torch.Tensor | None = _alone(write_qkv_attention, scores, **attrs)(qkv, cos, sin, layer, None)[0]
     return y
+
+
+def both(values: torch.Tensor) -> torch.Tensor:
+    """Values, and the same without signs: what `assert_near` wants to be attended to."""
+    return torch.stack((values, values.abs()))
+
+
+def assert_near(y: torch.Tensor, expected: torch.Tensor, unsigned: torch.Tensor) -> None:
+    """The result is rounded; scores and sums are float32. So are weights, which are rounded too where bfloat16 is multiplied in pairs: each is off by a part of
+    it, and so is their sum, together by as much of what values without signs give."""
+    assert NATIVE is not None
+    of_weights = 2**-8 * unsigned if NATIVE.used_set().endswith("bf16") else 0.0
+    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + of_weights + 8e-6).all()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_alone import attend
+from attention_alone import assert_near, attend, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +92,7 @@ class Case:
         return y
 
     def exact(self) -> torch.Tensor:
+        """What is expected, and what would be if values had no signs."""
         rows = []
         for row, length in enumerate(self.lengths):
             seen = range(max(0, length - self.capacity), length)
@@ -109,13 +110,8 @@ class Case:
                 )
             sinks = torch.full((len(scores),), -torch.inf) if self.sinks is None else self.sinks
             weights = torch.cat([scores, sinks.double()[:, None]], -1).softmax(-1)[:, :-1].nan_to_num(0.0)
-            rows.append((weights.unflatten(0, (self.groups, -1)) @ values).flatten(0, 1))
-        return torch.stack(rows)
-
-
-def assert_near(y: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) -> None:
-    """The result is rounded; scores, weights and sums are float32."""
-    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + scale * 8e-6).all()
+            rows.append((weights.unflatten(0, (self.groups, -1)) @ both(values)).flatten(1, 2))
+        return torch.stack(rows, 1)
 
 
 def biases(data: st.DataObject, batch: int, heads: int, positions: int) -> torch.Tensor | None:
@@ -141,12 +137,12 @@ def test_attention_in_c_agrees_with_float64(data: st.DataObject):
         None if sinks is None else torch.randn(groups * shared).to(sinks),
         biases(data, len(lengths), groups * shared, 300),
     )  # fmt: skip
-    assert_near(case.run(data.draw(st.sampled_from([1, 2, 5]))), case.exact())
+    assert_near(case.run(data.draw(st.sampled_from([1, 2, 5]))), *case.exact())
 
 
 def test_a_latent_is_read_once_for_scores_and_sums():
     case = Case(1, 16, 576, 512, 300, [1, 299, 200], has_values=False)
-    assert_near(case.run(), case.exact())
+    assert_near(case.run(), *case.exact())
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -171,7 +167,7 @@ def test_what_is_hidden_first_does_not_spoil_what_is_seen_later():
     bias[..., :290] = False
     case = Case(1, 3, 32, 32, 400, [300], bias=bias)
     for threads in (1, 4):
-        assert_near(case.run(threads), case.exact())
+        assert_near(case.run(threads), *case.exact())
 
 
 @pytest.mark.parametrize(
@@ -235,7 +231,7 @@ def test_soft_caps_and_sinks_agree_with_the_reference_of_the_op(data: st.DataObj
     k, v = torch.randn(2, 2, seq, groups, 40).to(BF16)
     y, _ = attend(q, k, v, layers[0], sinks)
     expected, _ = ops.attention.run((q, k, v, layers[1], sinks), attrs)
-    torch.testing.assert_close(y, expected, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=1e-2)
     assert torch.equal(layers[0].stored(0), layers[1].stored(0))
     assert layers[0].lengths.values == layers[1].lengths.values
 
@@ -326,11 +322,15 @@ def test_a_latent_and_a_bias_agree_with_the_reference_token_by_token(data: st.Da
         y = attend(q, keys[:, n : n + 1].contiguous(), token, layer, scores, None, bias)
         assert y is not None
         seen = slice(0 if window is None else max(0, n + 1 - window), n + 1)
-        expected = ops.scaled_dot_product_attention.run(
-            (q.double(), keys[:, seen].double(), values[:, seen].double(), None if bias is None else mask_of(bias, seen)),
-            {"scale": 0.1},
-        )  # fmt: skip
-        assert_near(y, expected.nan_to_num(0.0))
+        seen_values = values[:, seen].double()
+        expected = [
+            ops.scaled_dot_product_attention.run(
+                (q.double(), keys[:, seen].double(), part, None if bias is None else mask_of(bias, seen)),
+                {"scale": 0.1},
+            ).nan_to_num(0.0)
+            for part in both(seen_values)
+        ]
+        assert_near(y, *expected)
     assert layer.lengths.values == (6, 6)
 
 

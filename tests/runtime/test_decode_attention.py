@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention_alone import attend, attend_rotated
+from attention_alone import assert_near, attend, attend_rotated, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,15 +37,15 @@ def make_filled(lengths: list[int], groups: int, size: int, max_seq: int, window
 
 
 def exact(q, layer: RingLayer, window: int | None, scale: float) -> torch.Tensor:
-    """Attention of the last token over what a window shows of each sequence, in float64."""
+    """Attention of the last token over what a window shows of each sequence, in float64, and what it would be if values had no signs."""
     storage, rows = layer.storage, []
     for row, length in enumerate(layer.lengths.values):
         seen = slice(max(0, length - window) if window else 0, length)
         keys, values = (part[row, :, seen].double() for part in (storage.keys, storage.values))
         query = q[row, 0].double().unflatten(0, (keys.shape[0], -1))
         weights = torch.softmax(query @ keys.mT * scale, -1)
-        rows.append((weights @ values).flatten(0, 1))
-    return torch.stack(rows)[:, None]
+        rows.append((weights @ both(values)).flatten(1, 2))
+    return torch.stack(rows, 1)[:, :, None]
 
 
 @settings(max_examples=80, deadline=None)
@@ -70,9 +70,7 @@ def test_attention_of_one_token_agrees_with_float64(data: st.DataObject):
     for row, length in enumerate(lengths):
         assert torch.equal(layer.storage.keys[row, :, length], k[row, 0])
         assert torch.equal(layer.storage.values[row, :, length], v[row, 0])
-    expected = exact(q, layer, window, size**-0.5 if scale is None else scale)
-    # The result is rounded; scores, weights and sums are float32.
-    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 4e-6 * expected.abs().max()).all()
+    assert_near(y, *exact(q, layer, window, size**-0.5 if scale is None else scale))
 
 
 def test_scores_far_apart_leave_one_weight():
@@ -84,7 +82,7 @@ def test_scores_far_apart_leave_one_weight():
         torch.zeros(1, 1, 1, 32),
     )
     y = attend(q, k, v.bfloat16(), layer, Scores(1.0, None))
-    torch.testing.assert_close(y.double(), exact(q, layer, None, 1.0), rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(y.double(), exact(q, layer, None, 1.0)[0], rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -145,9 +143,8 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
         own = data.draw(st.sampled_from([None, max(window - 3, 1), window, window + 3]))
         y = attend(q, k, v, ring, Scores(1.0, own))
         every.append(k, v)
-        expected = exact(q, every, min(window, own or window), 1.0)
         assert y is not None
-        assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 4e-6 * expected.abs().max()).all()
+        assert_near(y, *exact(q, every, min(window, own or window), 1.0))
     assert ring.lengths.values == every.lengths.values
 
 
@@ -157,7 +154,8 @@ def test_some_sequences_of_a_cache_attend_without_the_others():
     q, k, v = torch.randn(2, 1, 10, 64).bfloat16().split((6, 2, 2), 2)
     y = attend(q, k, v, part, Scores())
     assert layer.lengths.values == (3, 8, 6)
-    torch.testing.assert_close(y.double(), exact(q, part, None, 0.125), rtol=2**-8, atol=1e-5)
+    assert y is not None
+    assert_near(y, *exact(q, part, None, 0.125))
 
 
 @settings(max_examples=40, deadline=None)
@@ -186,9 +184,9 @@ def test_q_and_k_of_a_fused_projection_are_rotated_before(data: st.DataObject):
         assert ((stored - k[row, 0]).abs() <= k[row, 0].abs() * 2**-8 + 1e-6).all()
         assert torch.equal(layer.storage.values[row, :, length].double(), x[row, 0, heads + groups :])
     # Queries are rounded too, so weights are off by what that changes of scores of some size.
-    expected = exact(q, layer, None, size**-0.5)
+    expected = exact(q, layer, None, size**-0.5)[0]
     torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=0.05)
-    rounded = exact(q.bfloat16(), layer, None, size**-0.5)
+    rounded = exact(q.bfloat16(), layer, None, size**-0.5)[0]
     assert ((y.double() - rounded).abs() <= rounded.abs() * 2**-8 + 0.02).all()
 
 

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a few tokens of each sequence to a cache in bfloat16 or in 8 bits, which they are stored in before.
+// Attention of tokens to a cache in bfloat16 or in 8 bits, which they are stored in before.
 //
 // Values may be the first features of the keys: so latent attention (DeepSeek-V2, 2024) reads what it has stored once for scores and sums.
 //
-// Keys and values are read once for all query heads that share them, a block of tokens at a time; the softmax is kept up to date from block
-// to block (online softmax: Milakov and Gimelshein, 2018), so that nothing is as long as the sequence. What a query sees is divided into parts of a fixed
-// number of tokens, which threads share and which are joined at the end. So the order of sums follows from how many tokens a query sees and from
-// nothing else: not from threads, from other sequences, from tokens that are computed in the same call, nor from whether tokens lie in a row, in a ring or in pages.
+// Queries that follow one another and read the same tokens are a run: they are of one sequence, or of rows whose pages are the same. All rows of a run, the heads of its
+// queries that share a key head, attend to a block of its tokens together, in pieces that threads share. The order of sums follows from how many tokens a query sees, which
+// begin at multiples of a block, and from nothing else: not from threads, from other queries, from tokens that are computed in the same call, nor from whether tokens lie in a
+// row, in a ring or in pages.
 
-#include <math.h>
 #include <stdlib.h>
 
+#include "attention_block.h"
 #include "float8.h"
 
 enum {
-    TOKENS = 128,     // of a block: its keys and values stay in the nearer caches
-    PART = 256,       // tokens of a part
-    MOST_CODED = 4096, // features of a key and a value in 8 bits: a block of them lies on the stack
-    MOST_HEADS = 8,   // query heads of a key head at a time: their sums stay in registers
-    MOST_VECTORS = 4, // of features at a time
-    SMALL_CACHE = 1 << 14,  // features of keys that take less time than waking threads
+    MOST_FEATURES = 4096,    // of a key and a value: a block of them lies on the stack
+    PIECE_ROWS = 128,        // rows of a piece
+    PIECE_SUMS = 1 << 15,    // sums of a piece, which the second cache holds beside a block
+    PIECES = 4,              // for each thread: with fewer, blocks are shared
+    STATES = 1 << 20,        // floats of the states that blocks leave when they are shared
+    SMALL_CACHE = 1 << 14,   // features of keys that take less time than waking threads
 };
 
 // Where keys or values lie: [batch, groups, capacity, step], or [groups, pool, capacity, step] of pages of `capacity` tokens.
@@ -29,6 +29,11 @@ typedef struct {
     Py_ssize_t step;
 } Buffer;
 
+// Rows of a run: of [queries, shared] those from `first` to `end`. The tokens that they see are where query `lead` finds them.
+typedef struct {
+    Py_ssize_t lead, first, end;
+} Piece;
+
 typedef struct {
     const uint16_t *q;         // [batch, tokens, groups, shared, size], tokens next_q elements apart
     Buffer keys, values;       // values without tokens are the first features of the keys
@@ -37,167 +42,20 @@ typedef struct {
     const void *sinks;         // [groups, shared], float if is_wide_sinks, else bfloat16; or NULL
     const void *bias;          // [batch, groups, shared, tokens, positions], elements of bias_bytes, sequences, heads and tokens next_* apart; or NULL
     uint16_t *y;               // [batch, tokens, groups, shared, value_size]
-    float *parts;              // [batch, groups, splits, tokens, part]: sums [shared, padded], and for each MOST_HEADS heads a State
-    Py_ssize_t batch, tokens, groups, shared, size, value_size, padded, capacity, columns, pool, window, next_q, splits, part;
+    Py_ssize_t batch, tokens, groups, shared, size, value_size, padded, capacity, columns, pool, window, next_q;
     Py_ssize_t bias_bytes, next_bias, next_bias_head, next_bias_token;
     bool has_wide_sinks;
     float scale, softcap;
+    Piece *pieces;
+    Py_ssize_t rows;           // of a piece at most
+    float *states;             // [pieces, groups, 1 + together, state]: what pieces have seen, and each of the blocks from `block` on; where threads share blocks
+    Py_ssize_t blocks, block, together, state;
 } Attention;
 
-// A block of tokens: where the key and the value of each are.
+// Which positions some rows of a piece see, and which all of them.
 typedef struct {
-    const uint16_t *keys[TOKENS], *values[TOKENS];
-    Py_ssize_t first, count;
-} Block;
-
-// The greatest score until now, and the sum of the weights that are relative to it.
-typedef struct {
-    float greatest[MOST_HEADS], totals[MOST_HEADS];
-} State;
-
-INLINE State *state_of(const Attention *a, float *part, Py_ssize_t head) {
-    return (State *)(part + a->shared * a->padded) + head / MOST_HEADS;
-}
-
-INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
-
-// The sums of four vectors.
-FAST INLINE Four four_sums(Floats a, Floats b, Floats c, Floats d) {
-#if AVX512
-    const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    const __m512 abcd = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
-    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(abcd), 1));
-    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), high);
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-#else
-    return (Four){total(a), total(b), total(c), total(d)};
-#endif
-}
-
-// Add to `sums` what LANES features of a key, or the first `count` of them, contribute to its scores with `heads` queries.
-FAST INLINE void add_features(Floats *sums, const uint16_t *key, const uint16_t *q, Py_ssize_t size, const int heads, const bool is_whole,
-                     Py_ssize_t count) {
-    const Words some = is_whole ? words(key) : first_words(key, count);
-#pragma GCC unroll 8
-    for (int head = 0; head < heads; head++) {
-        const Words with = is_whole ? words(q + head * size) : first_words(q + head * size, count);
-        sums[head] = dot(sums[head], some, with);
-    }
-}
-
-// Scores of keys with `heads` queries, a constant wherever this is inlined.
-FAST INLINE void score(float (*scores)[MOST_HEADS], const Attention *a, const uint16_t *q, const Block *b, const int heads) {
-    const Py_ssize_t size = a->size, whole = size / LANES * LANES;
-    for (Py_ssize_t token = 0; token < b->count; token++) {
-        const uint16_t *key = b->keys[token], *value = b->values[token];
-        Floats sums[MOST_HEADS];
-#pragma GCC unroll 8
-        for (int head = 0; head < MOST_HEADS; head++) sums[head] = all(0.0f);
-        for (Py_ssize_t i = 0; i < whole; i += LANES) {
-            __builtin_prefetch(value + i);  // wanted next
-            add_features(sums, key + i, q + i, size, heads, true, 0);
-        }
-        if (whole < size) add_features(sums, key + whole, q + whole, size, heads, false, size - whole);
-#pragma GCC unroll 2
-        for (int head = 0; head < MOST_HEADS; head += 4) {
-            Four four = {0};
-            if (head < heads) four = four_sums(sums[head], sums[head + 1], sums[head + 2], sums[head + 3]) * a->scale;
-            memcpy(scores[token] + head, &four, sizeof four);
-        }
-    }
-}
-
-// softcap * tanh(score / softcap), by tanh |x| = (1 - e^-2|x|) / (1 + e^-2|x|).
-FAST INLINE void cap(float (*scores)[MOST_HEADS], Py_ssize_t tokens, float softcap) {
-    float *all_scores = scores[0];
-    for (Py_ssize_t i = 0; i < tokens * MOST_HEADS; i += FLOATS) {
-        const Floats x = floats(all_scores + i), power = exponential(absolute(x) * (-2.0f / softcap));
-        store(all_scores + i, with_sign(softcap * (1.0f - power) / (1.0f + power), x));
-    }
-}
-
-// Add to the scores of `heads` heads what is given for the positions of the tokens.
-static void add_bias(float (*scores)[MOST_HEADS], const Attention *a, Py_ssize_t sequence, Py_ssize_t token, Py_ssize_t first_head, const Block *b,
-                     int heads) {
-    for (int head = 0; head < heads; head++) {
-        const Py_ssize_t at = sequence * a->next_bias + (first_head + head) * a->next_bias_head + token * a->next_bias_token;
-        const char *row = (const char *)a->bias + (at + b->first) * a->bias_bytes;
-        for (Py_ssize_t i = 0; i < b->count; i++) {
-            if (a->bias_bytes == 4)
-                scores[i][head] += ((const float *)row)[i];
-            else if (a->bias_bytes == 2)
-                scores[i][head] += widened(((const uint16_t *)row)[i]);
-            else if (!row[i])
-                scores[i][head] = -INFINITY;
-        }
-    }
-}
-
-// Turn scores into weights e^(score - greatest), count them in, and say by what the sums until now are to be multiplied.
-FAST INLINE void weigh(float (*scores)[MOST_HEADS], Py_ssize_t tokens, State *state, float *kept) {
-    // A vector holds the scores of two tokens, of one, or of half of one.
-    enum { TURNS = VECTOR > sizeof(Eight) ? 2 : 1, PERIOD = TURNS * MOST_HEADS };
-    float *all_scores = scores[0], from[PERIOD];
-    float now[MOST_HEADS];
-    memcpy(now, state->greatest, sizeof now);
-    Eight sums = {0};
-    for (Py_ssize_t token = 0; token < tokens; token++) {
-        const Eight greatest = greater_of_eight(now, scores[token]);
-        memcpy(now, &greatest, sizeof now);
-    }
-    // Where nothing was seen yet all weights are to be 0, not e^(minus infinity - minus infinity).
-    for (int i = 0; i < PERIOD; i++) from[i] = now[i % MOST_HEADS] == -INFINITY ? 0.0f : now[i % MOST_HEADS];
-    for (Py_ssize_t i = 0; i < tokens * MOST_HEADS; i += FLOATS)
-        store(all_scores + i, exponential(floats(all_scores + i) - floats(from + i % PERIOD)));
-    for (Py_ssize_t token = 0; token < tokens; token++) sums += eight(scores[token]);
-    float by[PERIOD] = {0};
-    memcpy(by, state->greatest, sizeof now);
-    for (int i = 0; i < PERIOD; i += FLOATS) store(by + i, exponential(floats(by + i) - floats(from + i)));
-    memcpy(kept, by, sizeof now);
-    memcpy(state->greatest, now, sizeof now);
-    sums += eight(state->totals) * eight(by);
-    memcpy(state->totals, &sums, sizeof sums);
-}
-
-// Add weighted values to the sums of `heads` heads, `vectors` vectors of features, of the last of which `there` marks what there is; heads and
-// vectors are constants wherever this is inlined.
-FAST INLINE void gather(float *sums, const Attention *a, float (*weights)[MOST_HEADS], const float *kept, const Block *b, Py_ssize_t at,
-                        const int heads, const int vectors, Lanes there) {
-    Floats parts[MOST_HEADS * MOST_VECTORS];
-#pragma GCC unroll 32
-    for (int i = 0; i < heads * vectors; i++) {
-        parts[i] = floats(sums + at + i / vectors * a->padded + i % vectors * FLOATS) * kept[i / vectors];
-    }
-    for (Py_ssize_t token = 0; token < b->count; token++) {
-        const uint16_t *from = b->values[token] + at;
-        Floats value[MOST_VECTORS];
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++)
-            value[i] = widened_vector(from + i * FLOATS, i + 1 < vectors ? first_lanes(FLOATS) : there);
-#pragma GCC unroll 32
-        for (int i = 0; i < heads * vectors; i++)
-            parts[i] = fused(all(weights[token][i / vectors]), value[i % vectors], parts[i]);
-    }
-#pragma GCC unroll 32
-    for (int i = 0; i < heads * vectors; i++)
-        store(sums + at + i / vectors * a->padded + i % vectors * FLOATS, parts[i]);
-}
-
-// Attend to a block of tokens with `heads` query heads from `head` of all on, a constant wherever this is inlined.
-FAST INLINE void attend_block(float *sums, State *state, const Attention *a, const uint16_t *q, const Block *b, Py_ssize_t sequence, Py_ssize_t token,
-                              Py_ssize_t head, const int heads) {
-    const int wide = heads <= REGISTERS / 8 ? MOST_VECTORS : heads <= REGISTERS / 4 ? 2 : 1;
-    const Py_ssize_t size = a->value_size;
-    float scores[TOKENS][MOST_HEADS], kept[MOST_HEADS];
-    score(scores, a, q, b, heads);
-    if (a->softcap > 0.0f) cap(scores, b->count, a->softcap);
-    if (a->bias) add_bias(scores, a, sequence, token, head, b, heads);
-    weigh(scores, b->count, state, kept);
-    Py_ssize_t i = 0;
-    for (; i + wide * FLOATS <= size; i += wide * FLOATS) gather(sums, a, scores, kept, b, i, heads, wide, first_lanes(FLOATS));
-    for (; i < size; i += FLOATS) gather(sums, a, scores, kept, b, i, heads, 1, first_lanes(size - i));
-}
+    Py_ssize_t from, to, all_from, all_to;
+} Seen;
 
 // Which token of `stored`, and of its scales, is that of a sequence and a key head at a position.
 INLINE Py_ssize_t place_of(const Attention *a, Py_ssize_t sequence, Py_ssize_t group, Py_ssize_t position) {
@@ -211,9 +69,16 @@ INLINE Py_ssize_t oldest(const Attention *a, Py_ssize_t length) {
     return length > most ? length - most : 0;
 }
 
-INLINE Py_ssize_t splits_of(const Attention *a, Py_ssize_t length) {
-    const Py_ssize_t parts = (length - oldest(a, length) + PART - 1) / PART;
-    return parts < 1 ? 1 : parts;
+// How many tokens a query sees, if it sees all.
+INLINE Py_ssize_t length_of(const Attention *a, Py_ssize_t query) { return a->lengths[query / a->tokens] - (a->tokens - 1 - query % a->tokens); }
+
+static Seen seen_by(const Attention *a, const Piece *p) {
+    Seen seen = {PTRDIFF_MAX, 0, 0, PTRDIFF_MAX};
+    for (Py_ssize_t query = p->first / a->shared; query * a->shared < p->end; query++) {
+        const Py_ssize_t to = length_of(a, query), from = oldest(a, to);
+        seen = (Seen){least(seen.from, from), most(seen.to, to), most(seen.all_from, from), least(seen.all_to, to)};
+    }
+    return seen;
 }
 
 // A token in 8 bits as bfloat16.
@@ -235,75 +100,140 @@ INLINE const uint16_t *token_at(const Buffer *stored, Py_ssize_t place, uint16_t
     return to;
 }
 
-// Find the tokens of a sequence and a key head from a position on.
-static void find(Block *b, const Attention *a, Py_ssize_t sequence, Py_ssize_t group, Py_ssize_t first, Py_ssize_t count, uint16_t *scratch) {
-    b->first = first, b->count = count;
-    for (Py_ssize_t i = 0; i < count;) {
+// Find the tokens of a sequence and a key head from `start` to `end` of a block.
+static void find(Block *b, const Attention *a, Py_ssize_t sequence, Py_ssize_t group, Py_ssize_t first, Py_ssize_t start, Py_ssize_t end, uint16_t *scratch) {
+    b->start = start, b->end = end;
+    for (Py_ssize_t i = start; i < end;) {
         Py_ssize_t place = place_of(a, sequence, group, first + i);
-        const Py_ssize_t in_a_row = a->capacity - (first + i) % a->capacity, end = least(i + in_a_row, count);
-        for (; i < end; i++, place++) {
+        const Py_ssize_t in_a_row = a->capacity - (first + i) % a->capacity, until = least(i + in_a_row, end);
+        for (; i < until; i++, place++) {
             b->keys[i] = token_at(&a->keys, place, &scratch);
             b->values[i] = a->values.tokens ? token_at(&a->values, place, &scratch) : b->keys[i];
         }
     }
 }
 
-// Parts of what the new tokens of a sequence see of a key head, which lie next to each other: what one has read is near for the next.
-FAST static void attend_parts(const void *attention, Py_ssize_t first, Py_ssize_t end) {
-    const Attention *a = attention;
+// What a number of rows have seen, where it lies.
+INLINE State state_at(const Attention *a, float *from, Py_ssize_t row) {
+    return (State){from + row * a->padded, from + a->rows * a->padded + row, from + a->rows * (a->padded + 1) + row};
+}
+
+FAST static void empty(const Attention *a, float *state) {
+    memset(state, 0, (size_t)a->state * sizeof *state);
+    for (Py_ssize_t i = 0; i < a->rows; i++) state_at(a, state, i).greatest[0] = -INFINITY;
+}
+
+// What is added to the scores of a row from a position on.
+INLINE const void *bias_of(const Attention *a, Py_ssize_t row, Py_ssize_t group, Py_ssize_t position) {
+    const Py_ssize_t query = row / a->shared, head = group * a->shared + row % a->shared;
+    const Py_ssize_t at = query / a->tokens * a->next_bias + head * a->next_bias_head + query % a->tokens * a->next_bias_token;
+    return (const char *)a->bias + (at + position) * a->bias_bytes;
+}
+
+// The queries of rows as factors, `width` of each.
+FAST static void take_queries(Factor *to, const Attention *a, const Piece *p, Py_ssize_t group, Py_ssize_t width) {
+    for (Py_ssize_t row = p->first; row < p->end; row++, to += width) {
+        const uint16_t *q = a->q + row / a->shared * a->next_q + (group * a->shared + row % a->shared) * a->size;
+        to[width - 1] = 0;
+#if PAIRS
+        memcpy(to, q, (size_t)a->size * sizeof *to);
+#else
+        for (Py_ssize_t i = 0; i < a->size; i++) to[i] = widened(q[i]);
+#endif
+    }
+}
+
+// Attend with the rows of a piece to what they see in blocks of tokens.
+FAST static void attend_piece(const Attention *a, const Piece *p, const Seen *seen, Py_ssize_t group, Py_ssize_t block, Py_ssize_t end, float *state) {
+    const Py_ssize_t width = (a->size + 1) / 2 * 2;
     uint16_t scratch[a->keys.scales ? TOKENS * (a->keys.step + a->values.step) : 1];
+    uint32_t keys[rounded_up(a->size, LANES) / 2 * TOKENS] __attribute__((aligned(64))), values[TOKENS / 2 * a->padded] __attribute__((aligned(64)));
+    Factor queries[a->rows * width];
+    const void *bias[AT_ONCE];
+    const Laid laid = {keys, values, width / 2, a->padded};
+    const Scoring how = {a->scale, a->softcap, a->bias ? bias : NULL, a->bias_bytes};
     Block b;
-    for (Py_ssize_t at = first; at < end; at++) {
-        const Py_ssize_t token = at % a->tokens, part_of = at / a->tokens % a->splits, pair = at / a->tokens / a->splits;
-        const Py_ssize_t sequence = pair / a->groups, group = pair % a->groups;
-        const Py_ssize_t length = a->lengths[sequence] - (a->tokens - 1 - token);
-        const Py_ssize_t from = oldest(a, length) + part_of * PART, to = least(from + PART, length);
-        if (part_of && from >= to) continue;
-        const uint16_t *q = a->q + (sequence * a->tokens + token) * a->next_q + group * a->shared * a->size;
-        float *part = a->parts + at * a->part;
-        memset(part, 0, a->part * sizeof *part);
-        for (Py_ssize_t head = 0; head < a->shared; head += MOST_HEADS)
-            for (int i = 0; i < MOST_HEADS; i++) state_of(a, part, head)->greatest[i] = -INFINITY;
-        for (Py_ssize_t position = from; position < to; position += TOKENS) {
-            find(&b, a, sequence, group, position, least(TOKENS, to - position), scratch);
-            for (Py_ssize_t head = 0; head < a->shared; head += MOST_HEADS) {
-                float *sums = part + head * a->padded;
-                State *state = state_of(a, part, head);
-#define HEADS(count) \
-    case count: attend_block(sums, state, a, q + head * a->size, &b, sequence, token, group * a->shared + head, count); break;
-                switch (least(MOST_HEADS, a->shared - head)) {
-                    HEADS(1) HEADS(2) HEADS(3) HEADS(4) HEADS(5) HEADS(6) HEADS(7) HEADS(8)
-                }
-#undef HEADS
-            }
+    take_queries(queries, a, p, group, width);
+    for (; block < end; block++) {
+        const Py_ssize_t begin = block * TOKENS;
+        const bool is_whole = seen->all_from <= begin && begin + TOKENS <= seen->all_to;
+        find(&b, a, p->lead / a->tokens, group, begin, most(seen->from - begin, 0), least(seen->to - begin, TOKENS), scratch);
+        lay_keys(&laid, &b, a->size);
+        lay_values(&laid, &b, a->value_size);
+        for (Py_ssize_t row = p->first, next; row < p->end; row = next) {
+            // Where not all see the same, the rows of a query do.
+            const Py_ssize_t query = row / a->shared, left = (is_whole ? p->end : least(p->end, (query + 1) * a->shared)) - row;
+            const Py_ssize_t length = length_of(a, query), from = most(oldest(a, length) - begin, 0), to = least(length - begin, TOKENS);
+            next = row + least(left, AT_ONCE);
+            if (from >= to) continue;
+            for (Py_ssize_t i = row; a->bias && i < next; i++) bias[i - row] = bias_of(a, i, group, begin);
+            attend_block(state_at(a, state, row - p->first), queries + (row - p->first) * width, &laid, from, to, &how, next - row);
         }
     }
 }
 
-// The parts of heads, made relative to the greatest score of all; zeros where nothing is seen.
+// Divide the sums of rows by the sums of their weights, to which sinks are added; zeros where nothing is seen.
+FAST static void divide(const Attention *a, const Piece *p, Py_ssize_t group, float *state) {
+    for (Py_ssize_t row = p->first; row < p->end; row++) {
+        const State s = state_at(a, state, row - p->first);
+        const Py_ssize_t head = group * a->shared + row % a->shared;
+        float sink = -INFINITY, kept[AT_ONCE], added[AT_ONCE];
+        if (a->sinks) sink = a->has_wide_sinks ? ((const float *)a->sinks)[head] : widened(((const uint16_t *)a->sinks)[head]);
+        join_weights(s, &sink, &(float){1.0f}, kept, added, 1);
+        uint16_t *y = a->y + (row / a->shared * a->groups * a->shared + head) * a->value_size;
+        if (s.totals[0] == 0.0f) memset(s.sums, 0, (size_t)a->padded * sizeof *s.sums), s.totals[0] = 1.0f;
+        for (Py_ssize_t i = 0; i < a->value_size; i += LANES) {
+            const Floats even = floats(s.sums + i) * kept[0] / s.totals[0], odd = floats(s.sums + i + FLOATS) * kept[0] / s.totals[0];
+            const Bits both = nearest_bits(even) | nearest_bits(odd) << 16;
+            if (i + LANES <= a->value_size) memcpy(y + i, &both, sizeof both);
+            else memcpy(y + i, &both, (size_t)(a->value_size - i) * sizeof *y);
+        }
+    }
+}
+
+// All that pieces see, [pieces, groups].
+FAST static void attend_alone(const void *attention, Py_ssize_t first, Py_ssize_t end) {
+    const Attention *a = attention;
+    float state[a->state] __attribute__((aligned(64)));
+    for (; first < end; first++) {
+        const Piece *p = a->pieces + first / a->groups;
+        const Seen seen = seen_by(a, p);
+        empty(a, state);
+        attend_piece(a, p, &seen, first % a->groups, seen.from / TOKENS, (seen.to + TOKENS - 1) / TOKENS, state);
+        divide(a, p, first % a->groups, state);
+    }
+}
+
+// One of the blocks that pieces see, [pieces, groups, together].
+FAST static void attend_shared(const void *attention, Py_ssize_t first, Py_ssize_t end) {
+    const Attention *a = attention;
+    for (; first < end; first++) {
+        const Py_ssize_t unit = first / a->together, which = first % a->together;
+        const Piece *p = a->pieces + unit / a->groups;
+        const Seen seen = seen_by(a, p);
+        const Py_ssize_t block = seen.from / TOKENS + a->block + which;
+        float *state = a->states + (unit * (1 + a->together) + 1 + which) * a->state;
+        empty(a, state);
+        if (block * TOKENS < seen.to) attend_piece(a, p, &seen, unit % a->groups, block, block + 1, state);
+    }
+}
+
+// Join what the blocks of a piece have left, one after the other.
 FAST static void join(const void *attention, Py_ssize_t first, Py_ssize_t end) {
     const Attention *a = attention;
-    uint16_t *y = a->y + first * a->value_size;
-    const Py_ssize_t heads = a->groups * a->shared, next = a->tokens * a->part;
-    for (Py_ssize_t at = first; at < end; at++, y += a->value_size) {
-        const Py_ssize_t of_all = at % heads, head = of_all % a->shared, row = at / heads, sequence = row / a->tokens, token = row % a->tokens;
-        const Py_ssize_t count = splits_of(a, a->lengths[sequence] - (a->tokens - 1 - token)), pair = sequence * a->groups + of_all / a->shared;
-        float *parts = a->parts + (pair * a->splits * a->tokens + token) * a->part, *sums = parts + head * a->padded;
-        float sink = -INFINITY, total = 0.0f;
-        if (a->sinks) sink = a->has_wide_sinks ? ((const float *)a->sinks)[of_all] : widened(((const uint16_t *)a->sinks)[of_all]);
-        float greatest = sink;
-        for (Py_ssize_t s = 0; s < count; s++) {
-            const float its = state_of(a, parts + s * next, head)->greatest[head % MOST_HEADS];
-            if (!(its <= greatest)) greatest = its;
-        }
-        if (sink != -INFINITY) total = expf(sink - greatest);
-        for (Py_ssize_t s = 0; s < count; s++) {
-            const State *state = state_of(a, parts + s * next, head);
-            const float its = state->greatest[head % MOST_HEADS], weight = its == -INFINITY ? 0.0f : expf(its - greatest);
-            total += state->totals[head % MOST_HEADS] * weight;
-            for (Py_ssize_t i = 0; i < a->value_size; i++) sums[i] = (s ? sums[i] : 0.0f) + sums[s * next + i] * weight;
-        }
-        for (Py_ssize_t i = 0; i < a->value_size; i++) y[i] = rounded(total == 0.0f ? 0.0f : sums[i] / total);
+    for (; first < end; first++) {
+        const Piece *p = a->pieces + first / a->groups;
+        float *state = a->states + first * (1 + a->together) * a->state, *next = state + a->state;
+        if (!a->block) empty(a, state);
+        for (Py_ssize_t i = 0; i < a->together; i++, next += a->state)
+            for (Py_ssize_t row = 0; row < p->end - p->first; row++) {
+                const State s = state_at(a, state, row), other = state_at(a, next, row);
+                float kept[AT_ONCE], added[AT_ONCE];
+                join_weights(s, other.greatest, other.totals, kept, added, 1);
+                for (Py_ssize_t j = 0; j < a->padded; j += FLOATS)
+                    store(s.sums + j, fused(floats(other.sums + j), all(added[0]), floats(s.sums + j) * kept[0]));
+            }
+        if (a->block + a->together >= a->blocks) divide(a, p, first % a->groups, state);
     }
 }
 
@@ -355,13 +285,66 @@ static const char *misplaced(const Attention *a, Py_ssize_t sequence, bool appen
     return NULL;
 }
 
+// Whether two queries see the same tokens, as far as both see them: they are of one sequence, or of rows whose pages are the same.
+static bool are_one(const Attention *a, Py_ssize_t lead, Py_ssize_t query) {
+    const Py_ssize_t one = lead / a->tokens, other = query / a->tokens, length = length_of(a, lead), its = length_of(a, query);
+    if (one == other || !a->pages) return one == other;
+    const Py_ssize_t from = least(oldest(a, length), oldest(a, its)) / a->capacity, to = (most(length, its) + a->capacity - 1) / a->capacity;
+    const int32_t *pages = a->pages + from;
+    return !memcmp(pages + one * a->columns, pages + other * a->columns, (size_t)(to - from) * sizeof *pages);
+}
+
+// Cut runs into pieces, as even as may be, and count them and how many rows and blocks they have at most.
+static Py_ssize_t cut(Attention *a) {
+    const Py_ssize_t queries = a->batch * a->tokens, rows = most(least(PIECE_ROWS, PIECE_SUMS / a->padded), AT_ONCE);
+    Py_ssize_t count = 0;
+    for (Py_ssize_t lead = 0, end; lead < queries; lead = end) {
+        for (end = lead + 1; end < queries && are_one(a, lead, end);) end++;
+        const Py_ssize_t all_rows = (end - lead) * a->shared, parts = (all_rows + rows - 1) / rows;
+        for (Py_ssize_t part = 0; part < parts; part++) {
+            const Piece p = {lead, lead * a->shared + all_rows * part / parts, lead * a->shared + all_rows * (part + 1) / parts};
+            const Seen seen = seen_by(a, &p);
+            a->pieces[count++] = p;
+            a->rows = most(a->rows, p.end - p.first);
+            a->blocks = most(a->blocks, (seen.to + TOKENS - 1) / TOKENS - seen.from / TOKENS);
+        }
+    }
+    a->state = a->rows * (a->padded + 2);
+    return count;
+}
+
+// Let threads share pieces, or, where these are few, their blocks.
+static const char *attend(Attention *a, Py_ssize_t threads) {
+    const Py_ssize_t queries = a->batch * a->tokens;
+    if (!queries || !a->groups || !a->shared) return NULL;
+    a->pieces = malloc((size_t)(queries * (1 + a->shared / AT_ONCE)) * sizeof *a->pieces);
+    if (!a->pieces) return no_memory;
+    const Py_ssize_t units = cut(a) * a->groups, blocks = a->blocks;
+    const bool is_small = queries * a->groups * blocks * TOKENS * a->size < SMALL_CACHE;
+    const char *why = NULL;
+    if (threads < 2 || is_small || units >= PIECES * threads || blocks < 2) {
+        in_shares(attend_alone, a, units, 1, is_small ? 1 : (unsigned)threads);
+    } else {
+        a->together = most(least(blocks, STATES / (units * a->state) - 1), 1);
+        a->states = malloc((size_t)(units * (1 + a->together) * a->state) * sizeof *a->states);
+        why = a->states ? NULL : no_memory;
+        for (; !why && a->block < blocks; a->block += a->together) {
+            in_shares(attend_shared, a, units * a->together, 1, (unsigned)threads);
+            in_shares(join, a, units, 1, (unsigned)threads);
+        }
+        free(a->states);
+    }
+    free(a->pieces);
+    return why;
+}
+
 static const char *append_and_attend(const struct append_and_attend *n) {
     Attention a = {
         .q = n->q, .keys = {n->keys, n->key_scales, n->size}, .values = {n->values, n->value_scales, n->values ? n->value_size : 0},
         .pages = n->pages, .lengths = n->lengths, .sinks = n->sinks, .bias = n->bias, .y = n->y,
         .batch = n->batch, .tokens = n->tokens, .groups = n->groups, .shared = n->shared, .size = n->size, .value_size = n->value_size,
-        .padded = (n->value_size + FLOATS - 1) / FLOATS * FLOATS, .capacity = n->capacity, .columns = n->columns, .pool = n->pool,
-        .window = n->window, .next_q = n->next_q, .splits = 1, .bias_bytes = n->bias_bytes, .next_bias = n->next_bias,
+        .padded = rounded_up(n->value_size, LANES), .capacity = n->capacity, .columns = n->columns, .pool = n->pool,
+        .window = n->window, .next_q = n->next_q, .bias_bytes = n->bias_bytes, .next_bias = n->next_bias,
         .next_bias_head = n->next_bias_head, .next_bias_token = n->next_bias_token, .has_wide_sinks = n->has_wide_sinks != 0,
         .scale = (float)n->scale, .softcap = (float)n->softcap,
     };
@@ -369,29 +352,17 @@ static const char *append_and_attend(const struct append_and_attend *n) {
     if (!n->values && a.value_size > a.size) return refused("values of at most %zd features, got %zd", a.size, a.value_size);
     if (n->values ? !n->k != !n->v : n->v != NULL) return refused("a key with a value, a key whose first features are the value, or neither");
     if (a.keys.scales ? !n->values != !n->value_scales : n->value_scales != NULL) return refused("scales of keys and of values, or of neither");
-    if (a.keys.scales && a.keys.step + a.values.step > MOST_CODED) return refused("at most %d features in 8 bits", MOST_CODED);
+    if (a.size + a.value_size > MOST_FEATURES) return refused("at most %d features of a key and a value, got %zd", MOST_FEATURES, a.size + a.value_size);
     if (a.bias && a.bias_bytes != 1 && a.bias_bytes != 2 && a.bias_bytes != 4) return refused("a bias of 1, 2 or 4 bytes, got %zd", a.bias_bytes);
     if (a.capacity < 1 || a.tokens < 1) return refused("a cache with room for a token");
-    const Py_ssize_t pairs = a.batch * a.groups, threads = n->threads;
     Py_ssize_t longest = 0;
     for (Py_ssize_t i = 0; i < a.batch; i++) {
         const char *why = misplaced(&a, i, n->k != NULL);
         if (why) return why;
-        longest = a.lengths[i] > longest ? a.lengths[i] : longest;
-        for (Py_ssize_t token = 0; token < a.tokens; token++) {
-            const Py_ssize_t parts = splits_of(&a, a.lengths[i] - token);
-            a.splits = parts > a.splits ? parts : a.splits;
-        }
+        longest = most(longest, a.lengths[i]);
     }
     if (a.bias && longest > n->positions) return refused("a bias for %zd positions, got %zd", longest, n->positions);
-    a.part = a.shared * a.padded + (a.shared + MOST_HEADS - 1) / MOST_HEADS * (Py_ssize_t)(sizeof(State) / sizeof *a.parts);
-    a.parts = malloc((size_t)(pairs * a.splits * a.tokens * a.part) * sizeof *a.parts);
-    if (!a.parts) return no_memory;
     if (n->k) append(&a, &a.keys, n->k, n->next_k);
     if (n->v && n->values) append(&a, &a.values, n->v, n->next_v);
-    const Py_ssize_t rows = pairs * a.tokens, heads = rows * a.shared;
-    in_shares(attend_parts, &a, rows * a.splits, a.tokens, rows * longest * a.size < SMALL_CACHE ? 1 : (unsigned)threads);
-    in_shares(join, &a, heads, 1, heads * a.value_size * a.splits < SMALL_CACHE ? 1 : (unsigned)threads);
-    free(a.parts);
-    return NULL;
+    return attend(&a, n->threads);
 }

@@ -39,7 +39,6 @@ typedef uint16_t Words OF(VECTOR);  // bfloat16
 typedef uint16_t Narrow OF(VECTOR / 2);
 typedef uint8_t Bytes OF(VECTOR / 4);
 typedef float Four OF(16);
-typedef float Eight OF(32);
 
 FAST INLINE Floats all(float value) { return value - (Floats){0}; }  // a sum with zero would be one: it is not -0 where that is
 
@@ -68,10 +67,16 @@ FAST INLINE Floats negative(Floats x) { return (Floats)((Bits)x | 0x80000000); }
 // The size of x, which is not negative, with the sign of y.
 FAST INLINE Floats with_sign(Floats x, Floats y) { return (Floats)((Bits)x | ((Bits)y & 0x80000000)); }
 
-// To the nearest bfloat16, ties to even; a NaN stays one. In the low half of each lane.
+// To the nearest bfloat16, ties to even. In the low half of each lane.
 FAST INLINE Bits rounded_bits(Floats values) {
     const Bits bits = (Bits)values, high = bits >> 16;
     return (bits + ((high & 1) + 0x7FFF)) >> 16;
+}
+
+// The same; a NaN stays one.
+FAST INLINE Bits nearest_bits(Floats values) {
+    const Bits is_nan = (Bits)(values != values), quiet = (Bits)values >> 16 | 0x40;
+    return (rounded_bits(values) & ~is_nan) | (quiet & is_nan);
 }
 
 #if AVX512
@@ -108,6 +113,8 @@ FAST INLINE void store_rounded(uint16_t *to, Lanes there, Floats values) {
 }
 
 FAST INLINE float total(Floats values) { return _mm512_reduce_add_ps(values); }
+
+FAST INLINE float greatest_of(Floats values) { return _mm512_reduce_max_ps(values); }
 
 // The greater one; y if one of them is NaN.
 FAST INLINE Floats greater(Floats x, Floats y) { return _mm512_max_ps(x, y); }
@@ -174,8 +181,7 @@ FAST INLINE Floats widened_vector(const uint16_t *from, Lanes there) {
 }
 
 FAST INLINE void store_rounded(uint16_t *to, Lanes there, Floats values) {
-    const Bits is_nan = (Bits)(values != values), quiet = (Bits)values >> 16 | 0x40;
-    const Narrow narrow = __builtin_convertvector((rounded_bits(values) & ~is_nan) | (quiet & is_nan), Narrow);
+    const Narrow narrow = __builtin_convertvector(nearest_bits(values), Narrow);
     if (there == FLOATS)
         memcpy(to, &narrow, sizeof narrow);
     else
@@ -195,6 +201,12 @@ FAST INLINE Floats where_less(Floats x, Floats y, Floats then, Floats otherwise)
 }
 
 FAST INLINE Floats greater(Floats x, Floats y) { return where_less(y, x, x, y); }
+
+FAST INLINE float greatest_of(Floats values) {
+    float most = values[0];
+    for (int i = 1; i < FLOATS; i++) most = values[i] > most ? values[i] : most;
+    return most;
+}
 
 FAST INLINE Floats nearest(Floats x) { return (x + 0x1.8p23f) - 0x1.8p23f; }  // where floats are integers; |x| < 2^22
 
@@ -256,23 +268,6 @@ FAST INLINE Ints signed_bytes(const uint8_t *from) {
     Ints values;
     for (int i = 0; i < FLOATS; i++) values[i] = (int8_t)from[i];
     return values;
-#endif
-}
-
-FAST INLINE Eight eight(const float *from) {
-    Eight values;
-    memcpy(&values, from, sizeof values);
-    return values;
-}
-
-FAST INLINE Eight greater_of_eight(const float *of, const float *with) {
-    const Eight x = eight(of), y = eight(with);
-#if AVX512 || AVX2
-    return _mm256_max_ps(x, y);
-#else
-    typedef int32_t Mask OF(32);
-    const Mask is_less = x < y;
-    return (Eight)(((Mask)y & is_less) | ((Mask)x & ~is_less));
 #endif
 }
 
