@@ -253,7 +253,7 @@ def plan(
     """
     require_queries(q, "batch")
     batch, heads, size = q.shape
-    capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
+    capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales, base)
     kv_heads, slots, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     if keys.shape[3] != size:
         raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")

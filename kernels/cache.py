@@ -34,9 +34,10 @@ def require_cache(
     dtype: torch.dtype,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
 ) -> int:
     """How many positions a sequence may have. Raise KernelError unless this is a cache for `batch` sequences, of `dtype` or
-    with scales in 8 bits.
+    with scales in 8 bits; with a base, which may be that of others, it may be one for fewer, and a sequence that it does not hold is empty.
     """
     if key_scales is not None or value_scales is not None:
         _require_scales(keys, values, key_scales, value_scales)
@@ -54,7 +55,7 @@ def require_cache(
             f"keys and values must agree except for size, got {list(keys.shape)} and {list(values.shape)}"
         )
     if pages is None:
-        if keys.shape[0] != batch:
+        if keys.shape[0] != batch and (base is None or keys.shape[0] > batch):
             raise KernelError(f"keys must hold {batch} sequences, got {keys.shape[0]}")
         return keys.shape[2]
     if keys.shape[2] not in PAGES:

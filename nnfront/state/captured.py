@@ -23,22 +23,32 @@ from nnfront.state.use import LayerState, Use
 
 
 class DeviceLengths(SequenceLengths):
-    """Lengths of which the host knows a bound; `counts` has them, int32 [rows]. A row that is no sequence has 0 in `is_there`, int32 [rows],
-    else 1: it stays empty.
+    """Lengths of which the host knows a bound; `counts` has them, int32 [rows]. Of each `width` tokens of a call as many are a sequence's as `tokens`
+    says, int32 [rows]: all of them, or the first ones of the only sequence, or 0 of a row that is no sequence, which stays empty.
     """
 
-    __slots__ = ("is_there",)
+    __slots__ = ("tokens", "width")
 
-    def __init__(self, values: tuple[int, ...], is_there: torch.Tensor) -> None:
-        super().__init__(values, is_there.device)
+    def __init__(
+        self, values: tuple[int, ...], counts: torch.Tensor | None, tokens: torch.Tensor, width: int
+    ) -> None:
+        super().__init__(values, tokens.device)
         self.equal = None
-        self.is_there = is_there
+        self.tokens = tokens
+        self.width = width
+        if counts is not None:
+            self.remember("counts", lambda: counts)
 
     def like(self, values: tuple[int, ...]) -> DeviceLengths:
-        return DeviceLengths(values, self.is_there)
+        return DeviceLengths(values, None, self.tokens, self.width)
 
     def _shifted(self, seq: int) -> torch.Tensor:
-        return torch.add(self.counts(), self.is_there, alpha=seq)
+        return torch.add(self.counts(), self.tokens, alpha=seq // self.width)
+
+    def starts(self, seq: int) -> torch.Tensor:
+        if self.width == 1:
+            return super().starts(seq)
+        return self.remember(("starts", seq), lambda: torch.nn.functional.pad(self.tokens, (1, 0)))
 
 
 class CapturedState(FixedStorage):
@@ -160,18 +170,14 @@ class CapturedLayer(CacheLayer):
 
 def still(
     cache: Cache,
-    counts: torch.Tensor,
-    is_there: torch.Tensor,
-    longest: int,
+    lengths: DeviceLengths,
     tables: Mapping[object, torch.Tensor],
     bases: torch.Tensor | None = None,
 ) -> tuple[CapturedLayer, ...]:
-    """The layers of a cache whose lengths are what `counts`, int32 [rows], holds when the work is done; `longest` bounds them. `tables`,
-    [rows, pages at most], are to be read in the place of its tables of pages, by their keys. There may be more rows than the cache has
-    sequences, where it has pages: `is_there` as for `DeviceLengths`. `bases` are those of the layers (`Storage`), int64 [layers, 4].
+    """The layers of a cache whose lengths are what `lengths` says when the work is done. `tables`, [rows, pages at most], are to be read in the place of
+    its tables of pages, by their keys. There may be more rows than the cache has sequences. `bases` are those of the layers (`Storage`),
+    int64 [layers, 4].
     """
-    lengths = DeviceLengths((longest,) * len(counts), is_there)
-    lengths.remember("counts", lambda: counts)
     own = [None] * len(cache) if bases is None else bases.unbind()
     return tuple(
         CapturedLayer(layer, lengths, tables.get(layer.table_key), base)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from nnfront_models import llama, mamba2, qwen3_moe
+from nnfront_models import bloom, deepseek_v3, llama, mamba2, qwen3_moe
 
 import nnfront as nn
 from nnfront import op
-from nnfront.backends.cuda.independent_rows import Rows, independent_rows
+from nnfront.backends.cuda.independent_rows import Rows, independent_rows, independent_tokens
 
 CONFIG = dataclasses.replace(llama.TINY, dtype="bfloat16", head_dim=64, num_hidden_layers=1)
 
@@ -52,6 +52,63 @@ def test_adapters_of_sequences_keep_to_rows_as_well():
 def test_states_of_whole_sequences_are_not_padded():
     methods = decode_of(mamba2.build(mamba2.TINY), mamba2.TINY, export_spec=mamba2.export_spec)
     assert "cache_read" in str(independent_rows(methods["decode"]))
+
+
+@pytest.mark.parametrize("file", [llama, qwen3_moe, bloom], ids=lambda file: file.__name__)
+def test_a_prompt_keeps_to_its_tokens_up_to_the_last_one(file):
+    config = dataclasses.replace(file.TINY, dtype="bfloat16", head_dim=64)
+    methods = decode_of(file.build(config), config, export_spec=file.export_spec)
+    found = independent_tokens(methods["prefill"])
+    assert isinstance(found, Rows)
+    assert (methods["prefill"].slots[found.dim].name, found.axis) == ("seq", 1)
+    assert found.tensors.isdisjoint(methods["prefill"].result.leaves())
+    assert "no tokens" in str(independent_tokens(methods["decode"]))
+
+
+@pytest.mark.parametrize(
+    ("file", "why"), [(mamba2, "cache_read"), (deepseek_v3, "may not keep")], ids=["states", "latents"]
+)
+def test_prompts_whose_tokens_all_go_into_a_state_or_are_counted_from_their_end_are_not_padded(file, why):
+    config = dataclasses.replace(file.TINY, dtype="bfloat16")
+    methods = decode_of(file.build(config), config, export_spec=file.export_spec)
+    assert why in str(independent_tokens(methods["prefill"]))
+
+
+def prompt_of(compute):
+    """Whether a prompt's tokens are independent of which something is computed besides."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            self.model = llama.build(CONFIG)
+
+        def prefill(self, tokens, cache):
+            return self.model.head(compute(self.model.hidden(tokens, cache))[:, -1:])
+
+    spec = {"prefill": llama.export_spec(CONFIG)["prefill"]}
+    ir = nn.passes.lift_transform_params(Beside().export(spec), shared_transform=True)
+    return independent_tokens(nn.compile(ir, target="cuda:sm_90").program.methods["prefill"])
+
+
+EARLIER = {
+    "mean": lambda x: x - op.mean(x, axis=1, keepdims=True),
+    "first": lambda x: x + x[:, :1],
+    "last but one": lambda x: op.concat([x, x[:, -2:]], 1),
+    "order": lambda x: op.flip(x, axis=1),
+    "running sum": lambda x: op.cumsum(x, axis=1),
+    "how many": lambda x: x * op.astype(op.dim_value(x.shape[1]), "bfloat16"),
+    "axes turned": lambda x: op.permute_dims(op.softmax(op.permute_dims(x, [0, 2, 1]), axis=2), [0, 2, 1]),
+    "pairs": lambda x: op.matmul(op.softmax(op.matmul(x, op.permute_dims(x, [0, 2, 1])), -1), x),
+}
+
+
+@pytest.mark.parametrize("mixed", EARLIER)
+def test_what_looks_at_other_tokens_of_a_prompt_is_found(mixed):
+    assert isinstance(prompt_of(EARLIER[mixed]), str)
+
+
+def test_what_looks_at_each_token_alone_is_not_refused():
+    found = prompt_of(lambda x: op.reshape(op.softmax(op.reshape(x, [-1, 4, 16]), axis=2), x.shape) * x)
+    assert isinstance(found, Rows)
 
 
 MIXED = {

@@ -8,6 +8,7 @@ import random
 from contextlib import contextmanager
 from typing import Any
 
+import graph_runs
 import torch
 from graph_runs import Both, both, captured_by
 from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba2, qwen3_5_text, t5
@@ -213,6 +214,21 @@ def launches(name: str, page_size: int | None, steps: int) -> list[list[str]]:
         found.append(counting.names)
     assert one["decode"].graphs.replays == steps + 1
     return found[2:]
+
+
+def prompt_launches() -> list[str]:
+    """What the host gives the device besides the graph for a prompt of a length of its own, on the kernels."""
+    one, _, capturer = graph_runs.pair()
+    cache = one.make_cache(batch=1, max_seq=64, page_size=16)
+    for length in (5, 9, 3):
+        cache.reset()
+        if length == 3:
+            capturer.tapes[-1].entries.clear()
+        prompt = ids(1, length)
+        with Counting() as counting:
+            one["prefill"](prompt, cache)
+    assert one["prefill"].graphs.replays == 2
+    return [name for name in counting.names if name != "lift_fresh"]
 
 
 def caches_share(page_size: int) -> tuple[int, int]:

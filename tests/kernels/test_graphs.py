@@ -5,7 +5,21 @@ from __future__ import annotations
 
 import pytest
 from few_of import few_of
-from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, share, wander, whole
+from graph_runs import (
+    bake,
+    bound,
+    chunks,
+    decode,
+    fail,
+    live,
+    pad,
+    pad_contiguous,
+    prompts,
+    refuse_when_full,
+    share,
+    wander,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +31,17 @@ def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted,
 
 def test_batches_of_other_sizes_are_replayed_in_the_rows_of_one_graph(interpreted):
     interpreted(pad)
+
+
+def test_batches_without_pages_are_replayed_in_the_rows_of_one_graph_and_write_no_row_more(interpreted):
+    interpreted(pad_contiguous)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "stored_as"), few_of([(16, None), (None, None), (16, "float8_e4m3fn")])
+)
+def test_prompts_of_other_lengths_are_replayed_in_the_tokens_of_one_graph(interpreted, page_size, stored_as):
+    interpreted(prompts, page_size, stored_as)
 
 
 def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from few_of import few_of
-from state_graph_runs import caches_share, cross, decode, launches, wander
+from state_graph_runs import caches_share, cross, decode, launches, prompt_launches, wander
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,12 @@ def test_whatever_happens_to_states_and_tokens_replayed_steps_leave_them_as_othe
 def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, page_size):
     steps = interpreted(launches, "llama", page_size, 6)
     assert steps == [["copy_", "copy_"]] * 6
+
+
+def test_a_replayed_prompt_of_any_length_is_its_tokens_lengths_and_pages_in_and_a_result_out(interpreted):
+    found = Counter(interpreted(prompt_launches))
+    page = {"index_fill_": 2, "_to_copy": 1, "index_put_": 1}  # keys and values of its layer, and the table
+    assert found == {"copy_": 4, **page}
 
 
 @pytest.mark.matrix

@@ -29,31 +29,43 @@ class Call:
     lengths: dict[int, SequenceLengths]
     padding: Padding | None = None
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens are counted as one: of padded ones all that are somebody's."""
+        return self.padding.count if self.padding is not None and self.padding.where.axis else 1
+
+    def rows(self, cache: Cache) -> int:
+        """How many sequences a graph has for those of a cache."""
+        return self.padding.rows if self.padding is not None and not self.padding.where.axis else cache.batch
+
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """A batch of `batch` sequences in `rows` rows: tensors in the slots of `where` have them along axis 0."""
+    """`count` sequences, or tokens of one, in `rows` rows: tensors in the slots of `where` have them along its axis."""
 
-    batch: int
+    count: int
     rows: int
     where: Rows
 
     def padded(self, slot: int, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a tensor for all rows."""
-        return (shape[0] // self.batch * self.rows, *shape[1:]) if slot in self.where.tensors else (*shape,)
+        found = [*shape]
+        if slot in self.where.tensors:
+            found[self.where.axis] = found[self.where.axis] // self.count * self.rows
+        return tuple(found)
 
     def theirs(self, slot: int, value: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor that is the batch's."""
+        """The part of a result that is somebody's."""
         if slot not in self.where.tensors:
             return value
-        return value.narrow(0, 0, value.shape[0] // self.rows * self.batch)
+        return value.narrow(0, 0, value.shape[0] // self.rows * self.count)
 
 
 @dataclass(slots=True)
 class CapturedGraph:
     """Where it reads tensors, how many tokens caches hold, tables of pages and bases, what it writes, and the frame of all else that a result is
     made of. `counted`, `tables_read` and `based` are what lies in counts, tables and bases now. `counts` are int32 [2, rows]: the second row
-    says which of them are sequences. `bases` are int64 [layers, 4] (`Storage`) of caches that lie anywhere, counted from the `anchors`: where
+    says how many tokens are counted as one, 0 for a row that is no sequence. `bases` are int64 [layers, 4] (`Storage`) of caches that lie anywhere, counted from the `anchors`: where
     the one lay that was captured, which may be gone.
     """
 
@@ -65,7 +77,7 @@ class CapturedGraph:
     frame: Frame
     made: torch.Tensor | None = None
     replay: Callable[[], None] = lambda: None
-    counted: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    counted: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     tables_read: dict[int, list[tuple[Hashable, int]]] = field(default_factory=dict)
     based: dict[int, Addresses] = field(default_factory=dict)
 
@@ -76,9 +88,9 @@ class CapturedGraph:
             _head(static, given).copy_(given, non_blocking=True)
         for slot, static in self.counts.items():
             found = call.lengths[slot].values
-            if self.counted.get(slot) != found:
+            if self.counted.get(slot) != (call.tokens, found):
                 empty = (0,) * (static.shape[1] - len(found))
-                lengths = [(*found, *empty), (*(1 for _ in found), *empty)]
+                lengths = [(*found, *empty), (*(call.tokens for _ in found), *empty)]
                 static.copy_(sent(lengths, torch.int32, static.device), non_blocking=True)
         for slot, statics in self.tables.items():
             found_tables, read = call.caches[slot].page_tables(), self.tables_read.get(slot)
@@ -86,7 +98,8 @@ class CapturedGraph:
             for i, table in enumerate(found_tables.values()):
                 if read is None or read[i] != keys[i]:
                     _head(statics[i], table).copy_(table, non_blocking=True)
-                    statics[i].narrow(0, len(table), len(statics[i]) - len(table)).fill_(GONE)
+                    if len(table) < len(statics[i]):
+                        statics[i][len(table) :].fill_(GONE)
             self.tables_read[slot] = keys
         for slot, static in self.bases.items():
             addresses = call.caches[slot].addresses
@@ -98,7 +111,8 @@ class CapturedGraph:
     def grown(self, call: Call, growth: dict[int, int]) -> None:
         """Note what the graph has added to the lengths."""
         for slot, count in growth.items():
-            self.counted[slot] = tuple(n + count for n in call.lengths[slot].values)
+            grown = tuple(n + count * call.tokens for n in call.lengths[slot].values)
+            self.counted[slot] = call.tokens, grown
 
 
 def _base(addresses: tuple[int, ...], anchors: tuple[int, ...]) -> list[int]:
@@ -109,4 +123,4 @@ def _base(addresses: tuple[int, ...], anchors: tuple[int, ...]) -> list[int]:
 
 def _head(static: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that another one fills."""
-    return static if static.shape == given.shape else static.narrow(0, 0, len(given))
+    return static if static.shape == given.shape else static[tuple(map(slice, given.shape))]

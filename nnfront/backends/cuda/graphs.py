@@ -3,8 +3,9 @@
 
 A call is known by its key: shapes, dtypes and numbers of its arguments, how the tokens of its caches lie, and the length class
 of each (the power of two up to which their longest sequence goes). Kernels find on the device where tokens lie, so caches of one layout share
-what was captured; where torch reads or writes them, or whole states, it is known by where that is. Where a method computes for each sequence what it would for it alone, over
-caches with pages, a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty.
+what was captured; where torch reads or writes them, or whole states, it is known by where that is. Where a method computes for each sequence what it would for it alone,
+a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty. Where it computes of a prompt the logits of its last token,
+a graph is for a number of tokens, whatever was there before: what those that are nobody's leave behind a sequence is not of its length.
 The first call with a key runs as usual, which compiles what has to be; the second is captured; from then on a call
 
     reserves places in its caches on the host, which raises what there is to raise before anything runs,
@@ -31,11 +32,12 @@ from nnfront.backends.cuda.attention import length_bucket
 from nnfront.backends.cuda.captured_call import Call, CapturedGraph, Padding
 from nnfront.backends.cuda.graph_capture import GraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS, finds_caches
-from nnfront.backends.cuda.independent_rows import BATCHES, Rows, independent_rows
+from nnfront.backends.cuda.independent_rows import BATCHES, TOKENS, Rows, independent_rows, independent_tokens
+from nnfront.backends.cuda.last_token import padded
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
-from nnfront.state.captured import CapturedLayer, still
+from nnfront.state.captured import CapturedLayer, DeviceLengths, still
 from nnfront.state.lengths import SequenceLengths
 
 # Graphs of a method, and keys that were seen once: those that were used longest ago are dropped.
@@ -67,8 +69,8 @@ class Graphs:
         self._loaded: weakref.ref[Any] | None = None
         self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
         # A sampler behind it has buffers for its own batch.
-        found = independent_rows(program) if after is None else ""
-        self._where = found if isinstance(found, Rows) else None
+        self._rows = independent_rows(program) if after is None else ""
+        self._tokens = independent_tokens(program)
         self._finds_caches = finds_caches(program)
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
@@ -143,8 +145,7 @@ class Graphs:
                 if found is None or any(layer.lengths is not found for layer in value):
                     return None
                 caches[slot], lengths[slot] = value, found
-                key += [self._place(value), length_bucket(found.longest + 1)]
-                key += [value.batch] if padding is None else []
+                key += [self._place(value), *self._alike(value, padding)]
             elif isinstance(value, (int, float, bool)):
                 key += [type(value).__name__, value]
             else:
@@ -159,17 +160,24 @@ class Graphs:
         """Whether kernels find on the device where its tokens lie."""
         return self._finds_caches and cache.has_bases
 
+    def _alike(self, cache: Cache, padding: Padding | None) -> tuple[int, ...]:
+        """What caches have in common that a graph serves: the length class, which says how many blocks share the tokens of a sequence; for tokens that
+        are padded nothing, as blocks are for these.
+        """
+        if padding is not None and padding.where.axis:
+            return ()
+        bucket = length_bucket(cache[0].lengths.longest + 1)
+        return (bucket, cache.batch) if padding is None else (bucket,)
+
     def _padding_of(self, frame: Frame) -> Padding | None:
-        """How a call is padded; None for one that is captured for its own batch."""
-        if self._where is None:
-            return None
-        batch = frame[self._where.dim]
-        rows = next((rows for rows in BATCHES if rows >= batch), None) if batch else None
+        """How a call is padded; None for one that is captured for its own numbers."""
         caches = [value for slot in self._slots if isinstance(value := frame[slot], Cache)]
-        has_pages = all(
-            layer.table_key is not None and not layer.fixed for cache in caches for layer in cache
-        )
-        return Padding(batch, rows, self._where) if rows is not None and has_pages else None
+        for where, sizes in ((self._rows, BATCHES), (self._tokens, TOKENS)):
+            if isinstance(where, Rows) and (count := frame[where.dim]):
+                rows = next((rows for rows in sizes if rows >= count), None)
+                if rows is not None and all(_takes(cache, where.axis, rows) for cache in caches):
+                    return Padding(count, rows, where)
+        return None
 
     def _replayed(
         self, call: Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
@@ -179,7 +187,7 @@ class Graphs:
         for slot, cache in call.caches.items():
             if growth[slot]:
                 for layer in cache:
-                    layer.advance(growth[slot])
+                    layer.advance(growth[slot] * call.tokens)
         # A caller's inference mode must not decide what the memory of a graph is.
         with self._capturer.turn(), torch.inference_mode(False), torch.no_grad():
             for cache in call.caches.values():
@@ -226,16 +234,11 @@ class Graphs:
                 for slot, t in call.tensors.items()
             },
             {
-                slot: torch.zeros(
-                    2,
-                    padding.rows if padding else cache.batch,
-                    dtype=torch.int32,
-                    device=cache[0].lengths.device,
-                )
+                slot: torch.zeros(2, call.rows(cache), dtype=torch.int32, device=cache[0].lengths.device)
                 for slot, cache in call.caches.items()
             },
             {
-                slot: [t.new_empty(padding.rows if padding else len(t), t.shape[1]) for t in tables]
+                slot: [t.new_empty(call.rows(cache), t.shape[1]) for t in tables]
                 for slot, cache in call.caches.items()
                 if (tables := cache.page_tables().values())
             },
@@ -256,22 +259,26 @@ class Graphs:
         before = [tensor.clone() for tensor in changed]
 
         def run() -> None:
-            inside, layers = given.copy(), []
+            inside, layers, width, theirs = given.copy(), [], 1, None
+            if padding is not None and padding.where.axis:
+                width, theirs = padding.rows, next(iter(graph.counts.values()))[1]
             for slot, cache in call.caches.items():
-                longest = length_bucket(call.lengths[slot].longest + 1)
+                bound = length_bucket(call.lengths[slot].longest + 1) if width == 1 else cache.max_seq
                 tables = dict(zip(cache.page_tables(), graph.tables.get(slot, ()), strict=True))
-                counts, is_there = graph.counts[slot]
-                inside[slot] = still(cache, counts, is_there, longest - 1, tables, graph.bases.get(slot))
+                counts, tokens = graph.counts[slot]
+                lengths = DeviceLengths((bound - width,) * len(counts), counts, tokens, width)
+                inside[slot] = still(cache, lengths, tables, graph.bases.get(slot))
                 layers += inside[slot]
-            self._run(inside)
+            with padded(theirs):
+                self._run(inside)
             if self._after is not None:
                 graph.made = self._after(result(inside))
             for slot in self._results:
                 graph.frame[slot] = inside[slot]
             self._write_states(graph, layers)
             for slot, count in growth.items():
-                counts, is_there = graph.counts[slot]
-                counts.add_(is_there, alpha=count)
+                counts, tokens = graph.counts[slot]
+                counts.add_(tokens, alpha=count)
 
         try:
             graph.replay = self._capturer.capture(run)
@@ -318,6 +325,15 @@ def _rows(value: torch.Tensor) -> int:
     return prod(value.shape[:-1] if value.is_floating_point() else value.shape)
 
 
+def _takes(cache: Cache, axis: int, rows: int) -> bool:
+    """Whether rows that are nobody's write over nothing. Sequences: they have no page, or the kernel that attends with keys and values stores no token for
+    them. Tokens: they are behind those of the only sequence, at positions that there are.
+    """
+    if axis:
+        return cache.batch == 1 and cache[0].lengths.longest + rows <= cache.max_seq
+    return all(layer.table_key is not None or len(layer.type.per_token) == 2 for layer in cache)
+
+
 def _growth(call: Call) -> dict[int, int] | None:
     """How many tokens a call has appended to each of its caches; None if that is not one number for all sequences and layers."""
     found: dict[int, int] = {}
@@ -326,7 +342,9 @@ def _growth(call: Call) -> dict[int, int] | None:
         grown = {after - n for layer in cache for n, after in zip(before, layer.lengths.values, strict=True)}
         if len(grown) > 1:
             return None
-        found[slot] = grown.pop() if grown else 0
+        found[slot], left = divmod(grown.pop() if grown else 0, call.tokens)
+        if left:
+            return None
     return found
 
 

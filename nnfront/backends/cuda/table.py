@@ -12,6 +12,7 @@ from nnfront.backends.cpu.in_c import without_c
 from nnfront.backends.cuda import (
     attention,
     experts,
+    last_token,
     latent_attention,
     linear,
     low_rank,
@@ -34,5 +35,12 @@ ON_DEVICE = (
 
 _BY_TORCH = partial(moe.sorted_by_expert, moe.by_torch, moe.gated_by_torch)
 _EXPERTS = (replace(kernel, bind=_BY_TORCH) for kernel in moe.KERNELS)
-_TORCHS = (*_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *state.KERNELS, *host.KERNELS)
+_TORCHS = (
+    *_EXPERTS,
+    *torch_attention.KERNELS,
+    *rope.KERNELS,
+    *state.KERNELS,
+    *last_token.KERNELS,
+    *host.KERNELS,
+)
 KERNELS = (*ON_DEVICE, *map(without_c, _TORCHS))
