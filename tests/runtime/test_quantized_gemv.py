@@ -48,6 +48,22 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
 
 
 @native_only
+@pytest.mark.parametrize("columns", few_of([384, 8192], 1))
+@pytest.mark.parametrize(("stored", "group"), WAYS + TABLES + BLOCKS, ids=str)
+def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(stored, group, columns):
+    case = Case(stored, group, MOST_ROWS, columns, 19, with_tiles=False)
+    x = case.x
+
+    def multiply(rows: slice) -> torch.Tensor:
+        case.x = x[rows]
+        return case.run()
+
+    alone = torch.cat([multiply(slice(row, row + 1)) for row in range(len(x))])
+    for rows in (*range(2, 10), 16, 17, 64):
+        assert torch.equal(multiply(slice(rows)), alone[:rows])
+
+
+@native_only
 @pytest.mark.parametrize(("stored", "group"), WAYS + TABLES, ids=str)
 def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
     columns = 2 * (group or 64) + (group or 40)  # vectors as a whole and a part of one

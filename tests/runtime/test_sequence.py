@@ -22,6 +22,7 @@ from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu import tape_builder as writers
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.gemv import most_rows
 from nnfront.errors import RunError
 from nnfront.session import Session
 
@@ -169,11 +170,13 @@ def test_layers_share_the_memory_of_what_is_between_them(recorder):
 
 
 @pytest.mark.parametrize("rows", [65, 80])
-def test_many_rows_are_left_to_torch(rows, recorder):
+def test_many_rows_are_one_call_unless_tiles_multiply_them(rows, recorder):
     load = language_model(BASE)
     got = decoded(load(), [1] * rows, 2)
-    assert recorder.rows.count(15) == rows  # the prompts of one token each
-    assert len(recorder.rows) == 2 * rows + 2 * 2  # and attention of each layer and token, by itself
+    steps = 2 if most_rows() is None else 0  # besides the prompts, of one token each
+    assert recorder.rows.count(15) == rows + steps
+    attended = 0 if steps else 2 * 2  # of each layer and token by itself, between what tiles do not take
+    assert len(recorder.rows) == 2 * (rows + steps) + attended
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [1] * rows, 2), strict=True))
 
 
@@ -387,7 +390,7 @@ def test_a_sequence_stops_at_a_kernel_that_refuses():
     writer.call("multiply", 0, 4, 1, 1, 4, 1, 1, x, x, nothing, nothing, writers.Place(2, 16))
     writer.call("norm", 1, 4, 0, 0, 0, 1, 1e-6, x, nothing, nothing, x, nothing, writers.Place(2, 16))
     rows = torch.tensor(writer.rows, dtype=torch.int64)
-    with pytest.raises(ValueError, match="1 to 64 rows, got 0"):
+    with pytest.raises(ValueError, match="1 row or more, got 0"):
         NATIVE.run_sequence(rows, None, ones, y)
     assert y.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
     assert not y.view(torch.bfloat16)[4:].any()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a few rows with a bfloat16 weight, at the speed of memory.
+"""Products of rows with a bfloat16 weight, of a few at the speed of memory.
 
 Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with
 AVX512_BF16). `c/products.c` reaches nine tenths of it; of several rows it stays there where the processor has tiles (AMX_BF16: 16 rows take as long
-as one), and else comes as far as the arithmetic allows. Where that was not built, torch's own kernel for one row is next: it widens before it
+as one), and else comes as far as the arithmetic allows, with the same sums for a row however many there are. Where that was not built, torch's own kernel for one row is next: it widens before it
 multiplies, and reaches three quarters or a little more. Torch has it behind a switch that turns oneDNN off for the whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
 out the argument types: where a build of torch has another kernel, the name is missing.
 """
@@ -28,7 +28,7 @@ _SYMBOL = (
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
 # Products are multiplied with tiles where the processor has them; tests turn it off.
 TILES = True
-# Rows that products in C take.
+# Rows that products in C take where tiles multiply them, and those of quantised weights.
 MOST_ROWS = 64
 _ONE = 0x3F80  # 1.0 as bfloat16
 
@@ -79,6 +79,11 @@ def _is_right(multiply: OneRow) -> bool:
 
 
 ONE_ROW = find_torch(torch_library()) if NATIVE is None else None
+
+
+def most_rows(*, with_tiles: bool = TILES) -> int | None:
+    """Return how many rows a product in C takes on this machine; None for any number."""
+    return MOST_ROWS if with_tiles and NATIVE is not None and NATIVE.has_tiles() else None
 
 
 def adds_single_rows_otherwise(module: ModuleType | None) -> bool:

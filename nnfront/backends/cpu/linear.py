@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers on a CPU, and what comes before and after them in fusions.
 
-Few rows of bfloat16 go to a kernel that reads the weight at the speed of memory (`gemv`), more rows to oneDNN. Results are those of the ops'
-references, up to the order of sums.
+Rows of bfloat16 go to a kernel in C (`gemv`), those that it does not take to oneDNN. Results are those of the ops' references, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import GATES, activation, activation_name, activation_number
-from nnfront.backends.cpu.gemv import MOST_ROWS, ONE_ROW, TILES
+from nnfront.backends.cpu.gemv import ONE_ROW, TILES, most_rows
 from nnfront.backends.cpu.in_c import by_types, kernel
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
@@ -185,10 +184,10 @@ def gated(
     return multiply_gated
 
 
-def small_rows(builder: TapeBuilder, x: Value, columns: int) -> int:
-    """The rows of x, if they are few."""
+def count_rows(builder: TapeBuilder, x: Value, columns: int, most: int | None) -> int:
+    """The rows of x, if there are no more than `most`."""
     rows = prod(x.shape) // max(columns, 1)
-    builder.limit_count(rows if prod(x.shape) == rows * columns else 0, MOST_ROWS, "rows")
+    builder.limit_count(rows if prod(x.shape) == rows * columns else 0, most, "rows")
     return rows
 
 
@@ -205,7 +204,8 @@ def _write(
     number, dtype = activation_number(run), run.attrs.get("out_dtype") or run.attrs.get("dtype", "bfloat16")
     demand_bfloat16(weight=weight, x=x, bias=bias, residual=residual)
     outputs, columns = weight.shape
-    rows, shape = small_rows(builder, x, columns), (*x.shape[:-1], outputs)
+    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    shape = (*x.shape[:-1], outputs)
     is_all = scale is None and "scale" not in run.attrs and "product_dtype" not in run.attrs
     demand(is_all, "more than an activation, a residual and a cast comes after it")
     demand(dtype in ("bfloat16", "float32"), f"the result is {dtype}")
@@ -225,7 +225,8 @@ def _write_gated(
     demand_bfloat16(weight=weight, x=x, bias=bias)
     demand(name in GATES, f"there is no {name} in the kernel")
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
-    rows, kind = small_rows(builder, x, columns), (GATES.index(name), TILES, builder.threads)
+    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    kind = GATES.index(name), TILES, builder.threads
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     builder.call("multiply_gated", rows, columns, outputs, *kind, weight, x, bias, y)
     return (y,)
@@ -281,7 +282,7 @@ PRODUCTS = (
         "linear",
         _write,
         _linear_bfloat16,
-        "small batches: a kernel that reads the weight at memory speed; larger ones: oneDNN",
+        "a kernel that reads the weight at memory speed; rows that tiles are too many for: oneDNN",
         _plain_in_c,
         held=NOTHING.held,
     ),
@@ -321,7 +322,7 @@ FINISHED = kernel(
     "product",
     _write,
     _finished_product,
-    "small batches: what comes after it in the kernel of the product; larger ones: the sum in the product's own memory",
+    "what comes after it in the kernel of the product; rows that tiles are too many for: the sum in the product's own memory",
     _finished_in_c,
     held=_finished_product_bytes,
 )

@@ -19,9 +19,9 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
-from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.gemv import MOST_ROWS, TILES
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
-from nnfront.backends.cpu.linear import gated, small_rows
+from nnfront.backends.cpu.linear import count_rows, gated
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
@@ -182,7 +182,7 @@ def _write(
     if stored is None:
         raise Refused(f"there is no kernel for {format}")
     columns, outputs = x.shape[-1], weight.shape[0]
-    rows = small_rows(builder, x, columns)
+    rows = count_rows(builder, x, columns, MOST_ROWS)
     scale_dtype = None if scales is None else scales.dtype
     demand(takes_scales(format, scale_dtype), f"scales are {scale_dtype}")
     has_zeros = not (format.symmetric or format.block) or scale_dtype == torch.float8_e4m3fn

@@ -39,6 +39,8 @@ from nnfront.lower.slots import bare_symbol, dims_in
 from nnfront.runtime.execute import Code, execute
 from nnfront.state.between import BETWEEN
 
+# Bytes of operands up to which instructions are one tape, which holds them until it ends: of larger ones plans count when they are freed, and calls by themselves take no longer.
+MOST_HELD = 1 << 19
 Part: TypeAlias = Callable[[Frame], None]
 # What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
 JOINED = READ, WRITTEN = "cache_read", "cache_write_owned"
@@ -221,7 +223,7 @@ class _Planner:
         yield from self._plain(part[:first])
         inner = part[first:last]
         try:
-            yield self._written(inner)
+            yield from self._written(inner)
         except _RefusedAt as refused:
             middle = inner.index(refused.index)
             yield from self._native(inner[:middle])
@@ -243,7 +245,7 @@ class _Planner:
             return None
         return len(builder.rows)
 
-    def _written(self, part: Sequence[int]) -> TapePart:
+    def _written(self, part: Sequence[int]) -> Iterator[Part]:
         runs = [self._step.runs[i] for i in part]
         made = {slot for run in runs for slot in run.outputs}
         frees = tuple(dict.fromkeys(slot for run in runs for slot in run.frees))
@@ -257,12 +259,16 @@ class _Planner:
             for run in runs
             if run.kernel not in (READ, WRITTEN) and before.of(run)
         ]
+        values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
+        held = sum(x.nbytes for s, x in values.items() if isinstance(x, Value) and not self._is_bound(s))
+        if held > MOST_HELD:
+            yield from self._plain(part)
+            return
         first = MEMORY + 1 + len(tensors)
         outlive = [s for s in dict.fromkeys(s for run in runs for s in run.outputs) if self._is_tensor(s)]
         outlive = [s for s in outlive if s not in read and (s in kept or s not in frees)]
         begin = first + PLACES * len(appended)
         builder = TapeBuilder(torch.get_num_threads(), {slot: begin + i for i, slot in enumerate(outlive)})
-        values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
         values |= {x.layer: self._operand(x.layer, first + PLACES * i) for i, x in enumerate(appended)}
         states = _States(before)
         for i, run in zip(part, runs, strict=True):
@@ -285,9 +291,12 @@ class _Planner:
                 value = values.get(slot)
                 if isinstance(value, Value):
                     builder.release(value.base)
-        return TapePart(
+        yield TapePart(
             builder.tape(), self._code(part), tensors, states.read, appended, states.written, frees
         )
+
+    def _is_bound(self, slot: int) -> bool:
+        return self._slots[slot].kind in ("weight", "constant")
 
     def _is_tensor(self, slot: int) -> bool:
         return isinstance(self._slots[slot].type, TensorType)
@@ -306,7 +315,7 @@ class _Planner:
         if not isinstance(type, TensorType):
             demand(held.kind in ("constant", "dim", "size"), "a number is computed")
             return self._frame[slot]
-        x = self._frame[slot] if held.kind in ("weight", "constant") else None
+        x = self._frame[slot] if self._is_bound(slot) else None
         demand(x is None or x.is_contiguous() or x.numel() <= FEW, "a weight is in pieces")
         are_known = all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols)
         demand(are_known, "a size is computed")

@@ -133,9 +133,11 @@ class TapeBuilder:
         """Refuse operands of sizes of which this is not right."""
         demand(is_right or self.any_size, why)
 
-    def limit_count(self, count: int, most: int, what: str) -> None:
+    def limit_count(self, count: int, most: int | None, what: str) -> None:
         """Refuse more than so many of something, and none."""
-        self.limit(0 < count <= most, f"there are more than {most} {what}, or none")
+        self.limit(
+            0 < count and (most is None or count <= most), f"there are more than {most} {what}, or none"
+        )
 
     def call(self, kernel: str, *given: int | float | Place | Value | None) -> None:
         """Add a call: numbers, then operands or where they lie, None for one that is absent."""

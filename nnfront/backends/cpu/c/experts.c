@@ -3,35 +3,24 @@
 
 #include <stdlib.h>
 
-#include "activation.h"
 #include "product.h"
 
-// Products with weights of as many outputs each, as if these were one; `share` is of one of them.
-typedef struct {
-    Share share;
-    const Activated *products;
-    Py_ssize_t outputs;
-} Several;
-
-static void several_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
-    const Several *s = given;
+// Products with weights of as many outputs each, as if these were one.
+static void several_outputs(const void *products, Py_ssize_t at, Py_ssize_t end) {
     while (at < end) {
-        const Py_ssize_t from = at % s->outputs, left = s->outputs - from, count = left < end - at ? left : end - at;
-        s->share(s->products + at / s->outputs, from, from + count);
+        const Product *first = products;
+        const Py_ssize_t from = at % first->outputs, left = first->outputs - from, count = left < end - at ? left : end - at;
+        product_outputs(first + at / first->outputs, from, from + count);
         at += count;
     }
 }
 
-static const char *multiply_several(Share share, Activated *products, Py_ssize_t count, const struct experts *n) {
+static const char *multiply_several(Product *products, Py_ssize_t count, const struct experts *n) {
     const char *why = NULL;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!pack(&products[i].product, n->with_tiles)) why = no_memory;
-    if (count && !why) {
-        const Product *first = &products->product;
-        const Several several = {share, products, first->outputs};
-        share_outputs(several_outputs, &several, count * first->outputs, first->columns, n->threads);
-    }
-    for (Py_ssize_t i = 0; i < count; i++) free((void *)products[i].product.packed);
+        if (!pack(products + i, n->with_tiles)) why = no_memory;
+    if (count && !why) share_outputs(several_outputs, products, count * products->outputs, products->columns, n->threads);
+    for (Py_ssize_t i = 0; i < count; i++) free((void *)products[i].packed);
     return why;
 }
 
@@ -52,7 +41,7 @@ static Py_ssize_t sort_choices(const struct experts *n, Py_ssize_t *order) {
     return count;
 }
 
-static const char *ask(const struct experts *n, Activated *products, Py_ssize_t *order) {
+static const char *ask(const struct experts *n, Product *products, Py_ssize_t *order) {
     const Py_ssize_t tokens = n->tokens, size = n->size, inner = n->inner, choices = sort_choices(n, order);
     float *sums = n->work;
     uint16_t *rows = (uint16_t *)(sums + tokens * size), *hidden = rows + tokens * n->top * size;
@@ -61,20 +50,19 @@ static const char *ask(const struct experts *n, Activated *products, Py_ssize_t 
     for (Py_ssize_t first = 0, end; first < choices; first = end) {
         const Py_ssize_t expert = ((const int32_t *)n->chosen)[order[first]];
         for (end = first; end < choices && end - first < tokens && ((const int32_t *)n->chosen)[order[end]] == expert; end++) continue;
-        products[count++] = (Activated){
-            .product = {.weight = (const uint16_t *)n->gate_up + expert * 2 * inner * size, .x = rows + first * size, .y = hidden + first * inner,
-                        .rows = end - first, .columns = size, .outputs = inner},
-            .activation = (Activation)n->activation,
+        products[count++] = (Product){
+            .weight = (const uint16_t *)n->gate_up + expert * 2 * inner * size, .x = rows + first * size, .y = hidden + first * inner,
+            .rows = end - first, .columns = size, .outputs = inner, .is_gated = true, .activation = (Activation)n->activation,
         };
     }
-    const char *why = multiply_several(gated_outputs, products, count, n);
+    const char *why = multiply_several(products, count, n);
     for (Py_ssize_t i = 0; i < count; i++) {
-        Product *p = &products[i].product;
+        Product *p = products + i;
         const Py_ssize_t expert = (p->weight - (const uint16_t *)n->gate_up) / (2 * inner * size);
         // What an expert gives is written over its tokens.
-        *p = (Product){.weight = (const uint16_t *)n->down + expert * size * inner, .x = p->y, .y = (void *)p->x, .rows = p->rows, .columns = inner, .outputs = size};
+        *p = (Product){.weight = (const uint16_t *)n->down + expert * size * inner, .x = p->y, .y = (void *)p->x, .rows = p->rows, .columns = inner, .outputs = size, .activation = NOTHING};
     }
-    if (!why) why = multiply_several(product_outputs, products, count, n);
+    if (!why) why = multiply_several(products, count, n);
     if (why) return why;
     memset(sums, 0, (size_t)(tokens * size) * sizeof *sums);
     for (Py_ssize_t i = 0; i < choices; i++) {
@@ -89,7 +77,7 @@ static const char *experts(const struct experts *n) {
     const Py_ssize_t choices = n->tokens * n->top;
     if (n->tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, n->tokens);
     if (n->size < 1 || n->inner < 1) return refused("matrices with elements");
-    Activated *products = malloc((size_t)(choices + 1) * sizeof *products);
+    Product *products = malloc((size_t)(choices + 1) * sizeof *products);
     Py_ssize_t *order = malloc((size_t)(choices + 1) * sizeof *order);
     const char *why = products && order ? ask(n, products, order) : no_memory;
     free(products), free(order);

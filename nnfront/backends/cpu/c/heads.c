@@ -19,6 +19,7 @@ static void outputs_of_heads(const void *given, Py_ssize_t at, Py_ssize_t end) {
             const Product product = {
                 .weight = (const uint16_t *)n->weight + head * n->outputs * n->columns, .x = (const uint16_t *)n->x + row * n->columns,
                 .y = (uint16_t *)n->y + row * n->outputs, .rows = 1, .columns = n->columns, .outputs = n->outputs,
+                .activation = NOTHING,
             };
             product_outputs(&product, from, from + count);
         }

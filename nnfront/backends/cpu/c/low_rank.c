@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-rank changes of a product for few rows: the matrices of each adapter that is there multiply the rows of its sequences at once.
 
-#include "activation.h"
 #include "product.h"
 
 // Rows of one adapter, by number. A single one is there twice: its sums have the order then that those of several have.

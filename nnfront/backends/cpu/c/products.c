@@ -1,180 +1,156 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows with a bfloat16 weight.
+// Products of rows with a bfloat16 weight.
 //
-// Such a product takes as long as reading its weight. A kernel that widens bfloat16 to float32 first is slower than the memory; one
-// instruction for 32 products is not. Each row of the weight is read once, in order, and multiplied with all rows of x meanwhile. Of several rows the
-// arithmetic takes as long, unless the processor has tiles for it (`tiles.c`): of many, a few rows of the weight stay near for all rows of x.
+// Of a few rows such a product takes as long as reading its weight. A kernel that widens bfloat16 to float32 first is slower than the memory; one
+// instruction for 32 products is not. Of more rows the arithmetic takes as long: as many sums as there are registers for, of some rows of x and some of
+// the weight, let each value that is loaded be multiplied several times, and the rows of the weight stay near until all rows of x have been multiplied,
+// while the next ones are fetched. The sum of an output and a row has one order, however many rows there are: LANES columns after the other, then `total`.
+// Where the processor has tiles, these multiply several rows (`tiles.c`).
 
 #include <stdlib.h>
 
-#include "activation.h"
 #include "product.h"
 
 enum {
-    ROWS_TOGETHER = 8,    // rows of x at a time
-    MOST_WIDE = REGISTERS < 32 ? 2 : 4,  // rows of the weight at a time
-    // Rows of x times rows of the weight, so that all stay in registers, with what is widened where there are no products of bfloat16.
-    MOST_SUMS = PAIRS ? REGISTERS - 8 : REGISTERS / 2,
-    LEAST_SUMS = PAIRS && VECTOR == 64 ? 1 : 4,  // one sum alone waits for itself, and is as fast as memory only if it is long
-    NEAR_X = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    ROWS_TOGETHER = 4,  // of x
+    WIDE = PAIRS ? 6 : REGISTERS / 8,  // outputs that these are multiplied with, so that the sums stay in registers, and what they are made of
+    FEW_WIDE = PAIRS ? 6 : 4,  // the same of half as many rows
+    FEW_ROWS = ROWS_TOGETHER / 2,
+    MOST_SUMS = 32,  // a multiple of 16 and of FLOATS
+    LINE = 64,  // bytes
+    NEAR_X = 1 << 21,  // elements of x that caches hold beside what passes through them
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
+    WHOLE_BLOCKS = 12, // outputs that are whole blocks, gated or not
     GATES = 1 << 10, // results of a half that a thread holds at a time
 };
 
-// activation(product) + what is added to it; or activation(product) * (x @ up.T + its bias), where up lies behind the product's weight
+// Some outputs from `at` on, of the gates as many, as all rows of x are multiplied with them: `wide` in all.
 typedef struct {
-    Product product;
-    Activation activation;
-} Activated;
+    const Product *product;
+    Py_ssize_t at;
+    const uint16_t *rows[2];  // of the weight, and of the gates' other half
+    float bias[2][MOST_SUMS];  // of each sum
+} Outputs;
+
+// What of the rows behind a block is fetched: `each` lines of each half, from so many bytes on, every so many columns.
+typedef struct {
+    Py_ssize_t from, every;
+} Fetch;
 
 // LANES values, or the first `count` of them.
 FAST INLINE Words values_at(const uint16_t *from, const bool is_whole, Py_ssize_t count) { return is_whole ? words(from) : first_words(from, count); }
 
-// Add to `sums` what LANES columns of `wide` rows of the weight and all rows of x contribute.
-FAST INLINE void add_columns(Floats *sums, const uint16_t *weight, const uint16_t *x, Py_ssize_t columns, const int rows,
-                     const int wide, const bool is_whole, Py_ssize_t count) {
-    Words some[MOST_WIDE];
+// Add to `sums`, [half, row, output], what LANES columns from `at` on contribute.
+FAST INLINE void add_columns(Floats *sums, const uint16_t *const *weight, const uint16_t *x, Py_ssize_t columns, Py_ssize_t at, const int rows, const int each,
+                             const int halves, const bool is_whole) {
+    Words some[6];
+#pragma GCC unroll 6
+    for (int j = 0; j < each * halves; j++) some[j] = values_at(weight[j / each] + j % each * columns + at, is_whole, columns - at);
 #pragma GCC unroll 4
-    for (int j = 0; j < wide; j++) {
-        fetch((const char *)(weight + j * columns) + AHEAD);
-        some[j] = values_at(weight + j * columns, is_whole, count);
-    }
-#pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
-        const Words with = values_at(x + row * columns, is_whole, count);
-#pragma GCC unroll 4
-        for (int j = 0; j < wide; j++) sums[row * wide + j] = dot(sums[row * wide + j], some[j], with);
+        const Words with = values_at(x + row * columns + at, is_whole, columns - at);
+#pragma GCC unroll 6
+        for (int j = 0; j < each * halves; j++) {
+            Floats *sum = sums + (j / each * rows + row) * each + j % each;
+            *sum = dot(*sum, some[j], with);
+        }
     }
 }
 
-// `wide` outputs of all rows of x; `rows` and `wide` are constants wherever this is inlined.
-FAST INLINE void product_tile(const Product *p, Py_ssize_t at, const int rows, const int wide) {
-    const uint16_t *weight = p->weight + at * p->columns;
-    const Py_ssize_t whole = p->columns / LANES * LANES;
-    const int each = rows * wide, chains = each < LEAST_SUMS ? LEAST_SUMS / each : 1;
+// Write the results of `rows` rows from `first` on.
+FAST INLINE void finish_sums(const Outputs *some, const Floats *sums, Py_ssize_t first, const int rows, const int each, const int halves) {
+    const Product *p = some->product;
+    float values[2][MOST_SUMS + FLOATS];
+#pragma GCC unroll 2
+    for (int half = 0; half < halves; half++) {
+        store_totals(values[half], sums + half * rows * each, rows * each);
+        if (p->bias)
+#pragma GCC unroll 8
+            for (int i = 0; i < rows * each; i += FLOATS) store(values[half] + i, floats(values[half] + i) + floats(some->bias[half] + i));
+    }
+    if (halves > 1 || p->activation != NOTHING)
+        for (int i = 0; i < rows * each; i += FLOATS) {
+            const Floats active = activated(floats(values[0] + i), p->activation);
+            store(values[0] + i, halves > 1 ? active * floats(values[1] + i) : active);
+        }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (int i = 0; i < each; i += FLOATS) {
+            const Py_ssize_t to = (first + row) * p->outputs + some->at + i;
+            const Lanes there = first_lanes(each - i);
+            Floats value = floats(values[0] + row * each + i);
+            if (p->added) value += widened_vector(p->added + to, there);
+            store_elements(p->y, p->is_wide, to, there, value);
+        }
+}
+
+// The outputs of a block for `rows` rows from `first` on; `rows`, `each` and `halves` are constants wherever this is inlined.
+FAST INLINE void multiply_rows(const Outputs *some, Py_ssize_t first, Fetch fetch, const int rows, const int each, const int halves) {
+    const Py_ssize_t columns = some->product->columns, whole = columns / LANES * LANES;
+    const uint16_t *x = some->product->x + first * columns;
     Floats sums[MOST_SUMS];
 #pragma GCC unroll 32
-    for (int i = 0; i < each * chains; i++) sums[i] = all(0.0f);
-    Py_ssize_t i = 0;
-    for (; chains > 1 && i + chains * LANES <= whole; i += chains * LANES)
-#pragma GCC unroll 4
-        for (int chain = 0; chain < chains; chain++) {
-            const Py_ssize_t from = i + chain * LANES;
-            add_columns(sums + chain * each, weight + from, p->x + from, p->columns, rows, wide, true, 0);
-        }
-    for (; i < whole; i += LANES) add_columns(sums, weight + i, p->x + i, p->columns, rows, wide, true, 0);
-    if (whole < p->columns) {
-        add_columns(sums, weight + whole, p->x + whole, p->columns, rows, wide, false, p->columns - whole);
+    for (int i = 0; i < rows * each * halves; i++) sums[i] = all(0.0f);
+    for (Py_ssize_t i = 0; i < whole;) {
+#pragma GCC unroll 2
+        for (int half = 0; half < halves; half++)
+#pragma GCC unroll 6
+            for (int line = 0; line < each; line++) __builtin_prefetch((const char *)(some->rows[half] + each * columns) + fetch.from + line * LINE, 0, 2);
+        fetch.from += each * LINE;
+        for (const Py_ssize_t end = i + fetch.every < whole ? i + fetch.every : whole; i < end; i += LANES) add_columns(sums, some->rows, x, columns, i, rows, each, halves, true);
     }
-#pragma GCC unroll 4
-    for (int chain = 1; chain < chains; chain++)
-#pragma GCC unroll 4
-        for (int j = 0; j < each; j++) sums[j] += sums[chain * each + j];
-#pragma GCC unroll 4
-    for (int j = 0; j < wide; j++) {
-        const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
-#pragma GCC unroll 8
-        for (int row = 0; row < rows; row++) {
-            const Py_ssize_t to = row * p->outputs + at + j;
-            const float sum = total(sums[row * wide + j]) + bias + (p->added ? widened(p->added[to]) : 0.0f);
-            if (p->is_wide)
-                ((float *)p->y)[to] = sum;
-            else
-                ((uint16_t *)p->y)[to] = rounded(sum);
-        }
-    }
+    if (whole < columns) add_columns(sums, some->rows, x, columns, whole, rows, each, halves, false);
+    finish_sums(some, sums, first, rows, each, halves);
 }
 
-FAST static void few_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
-    // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
-    const bool is_near = p->rows * p->columns <= NEAR_X;
-#define WIDE(rows) (MOST_SUMS / rows < MOST_WIDE ? MOST_SUMS / rows : MOST_WIDE)
-#define ROWS(rows) \
-    case rows: \
-        for (; !is_near && at + WIDE(rows) <= end; at += WIDE(rows)) product_tile(p, at, rows, WIDE(rows)); \
-        for (; at < end; at++) product_tile(p, at, rows, 1); \
-        break;
-    switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+// The outputs `at` to `end` of all rows as far as they are in blocks of `each`; returns where those begin that are not.
+FAST INLINE Py_ssize_t multiply_blocks(const Product *p, Py_ssize_t at, Py_ssize_t end, const int each, const int halves) {
+    // What is next is fetched by the parts of x in turn, or the first ones of them, one line or more for each that they multiply.
+    const Py_ssize_t parts = (p->rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER, fetching = parts < each ? parts : each, every = fetching * LINE / 2;
+    const Py_ssize_t fetched = (p->columns + every - 1) / every * each * LINE;
+    for (; at + each <= end; at += each) {
+        Outputs some = {.product = p, .at = at, .rows = {p->weight + at * p->columns, p->weight + (p->outputs + at) * p->columns}};
+        for (int half = 0; p->bias && half < halves; half++)
+            for (int i = 0; i < ROWS_TOGETHER * each; i++) some.bias[half][i] = widened(p->bias[half * p->outputs + at + i % each]);
+        for (Py_ssize_t part = 0; part < parts; part++) {
+            const Py_ssize_t first = p->rows * part / parts;
+            const Fetch fetch = part < fetching ? (Fetch){part * fetched, every} : (Fetch){0, p->columns};
+#define ROWS(rows) case rows: multiply_rows(&some, first, fetch, rows, each, halves); break;
+            switch (p->rows * (part + 1) / parts - first) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
 #undef ROWS
-#undef WIDE
+        }
+    }
+    return at;
+}
+
+FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
+    const Py_ssize_t parts = p->rows * p->columns / NEAR_X + 1;
+    for (Py_ssize_t part = 0; part < parts; part++) {
+        const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
+        Product some = *p;
+        some.rows = p->rows * (part + 1) / parts - first, some.x += first * p->columns;
+        some.added += some.added ? skipped : 0, some.y = (char *)some.y + skipped * (p->is_wide ? 4 : 2);
+        const Py_ssize_t rest = FEW_WIDE != WIDE && some.rows <= FEW_ROWS ? multiply_blocks(&some, at, end, FEW_WIDE / halves, halves)
+                                                                      : multiply_blocks(&some, at, end, WIDE / halves, halves);
+        multiply_blocks(&some, rest, end, 1, halves);
+    }
 }
 
 FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
     const Product *p = product;
-    if (p->packed) {
+    if (p->packed)
         outputs_by_tiles(p, at, end);
-        return;
-    }
-    const Py_ssize_t parts = (p->rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
-    const Py_ssize_t step = parts > 1 ? MOST_SUMS / ROWS_TOGETHER : end - at;
-    for (; at < end; at += step)
-        for (Py_ssize_t part = 0; part < parts; part++) {
-            const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
-            Product some = *p;
-            some.rows = p->rows * (part + 1) / parts - first, some.x += first * p->columns;
-            some.added += some.added ? skipped : 0, some.y = (char *)some.y + skipped * (p->is_wide ? 4 : 2);
-            few_rows(&some, at, step < end - at ? at + step : end);
-        }
-}
-
-// The parts `at` to `end` of `p` by themselves, in float.
-static Product part(const Product *p, Py_ssize_t at, Py_ssize_t end, float *y) {
-    Product part = *p;
-    part.weight += at * p->columns, part.bias += p->bias ? at : 0;
-    part.outputs = end - at, part.y = y, part.is_wide = true;
-    return part;
-}
-
-FAST static void gate_values(const float *gates, const float *ups, uint16_t *y, Py_ssize_t count, Activation activation) {
-    for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-        const Floats product = activated(floats(gates + i), activation) * floats(ups + i);
-        store_rounded(y + i, first_lanes(count - i), product);
-    }
-}
-
-FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
-    const Activated *g = given;
-    const Product *p = &g->product;
-    const Py_ssize_t most = GATES / p->rows / FLOATS * FLOATS, up = p->outputs;
-    float gates[GATES + FLOATS], ups[GATES + FLOATS];
-    for (; at < end; at += most) {
-        const Py_ssize_t count = most < end - at ? most : end - at;
-        const Product first = part(p, at, at + count, gates), second = part(p, up + at, up + at + count, ups);
-        product_outputs(&first, 0, count);
-        product_outputs(&second, 0, count);
-        for (Py_ssize_t row = 0; row < p->rows; row++)
-            gate_values(gates + row * count, ups + row * count, (uint16_t *)p->y + row * p->outputs + at, count, g->activation);
-    }
-}
-
-FAST static void activated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
-    const Activated *g = given;
-    const Product *p = &g->product;
-    const Py_ssize_t most = GATES / p->rows / FLOATS * FLOATS;
-    float values[GATES + FLOATS];
-    for (; at < end; at += most) {
-        const Py_ssize_t count = most < end - at ? most : end - at;
-        Product some = part(p, at, at + count, values);
-        some.added = NULL;
-        product_outputs(&some, 0, count);
-        for (Py_ssize_t row = 0; row < p->rows; row++)
-            for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-                const Py_ssize_t to = row * p->outputs + at + i;
-                const Lanes there = first_lanes(count - i);
-                Floats value = activated(floats(values + row * count + i), g->activation);
-                if (p->added) value += widened_vector(p->added + to, there);
-                if (p->is_wide)
-                    store_there((float *)p->y + to, there, value);
-                else
-                    store_rounded((uint16_t *)p->y + to, there, value);
-            }
-    }
+    else if (p->is_gated)
+        multiply_outputs(p, at, end, 2);
+    else
+        multiply_outputs(p, at, end, 1);
 }
 
 // Let threads do their shares of `outputs`, each of a row of the weight.
 static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_ssize_t columns, Py_ssize_t threads) {
-    in_shares(share, work, outputs, WEIGHT_SHARE / (columns + 1), outputs * columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
+    in_shares(share, work, outputs, (WEIGHT_SHARE / (columns + 1) / WHOLE_BLOCKS + 1) * WHOLE_BLOCKS, outputs * columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
 }
 
 // Bring x into the order of tiles where these are used, to be freed. Returns false if there is no memory.
@@ -184,33 +160,29 @@ static bool pack(Product *p, Py_ssize_t with_tiles) {
     return p->packed || !is_tiled;
 }
 
-// Let threads do their shares of a product, and what `work` does with it, whose product it is.
-static const char *run_product(Share share, const void *work, Product *p, Py_ssize_t with_tiles, Py_ssize_t threads) {
-    if (p->rows < 1 || p->rows > MOST_ROWS) return refused("1 to %d rows, got %zd", MOST_ROWS, p->rows);
-    if (!pack(p, with_tiles)) return no_memory;
-    share_outputs(share, work, p->outputs, p->columns, threads);
-    free((void *)p->packed);
+static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads) {
+    if (p.rows < 1) return refused("1 row or more, got 0");
+    if (p.rows > MOST_ROWS && with_tiles && has_tiles()) return refused("1 to %d rows, got %zd", MOST_ROWS, p.rows);
+    if (!pack(&p, with_tiles)) return no_memory;
+    share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
+    free((void *)p.packed);
     return NULL;
 }
 
 static const char *multiply(const struct multiply *n) {
-    Activated g = {
-        .product = {
-            .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns,
-            .outputs = n->outputs, .is_wide = n->is_wide != 0,
-        },
-        .activation = n->activation,
+    const Product p = {
+        .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs,
+        .is_wide = n->is_wide != 0, .activation = n->activation < NOTHING ? (Activation)n->activation : NOTHING,
     };
-    const bool is_plain = n->activation >= NOTHING;
-    return run_product(is_plain ? product_outputs : activated_outputs, is_plain ? &g.product : (void *)&g, &g.product, n->with_tiles, n->threads);
+    return run_product(p, n->with_tiles, n->threads);
 }
 
 static const char *multiply_gated(const struct multiply_gated *n) {
-    Activated g = {
-        .product = {.weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs},
-        .activation = n->activation,
+    const Product p = {
+        .weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .is_gated = true,
+        .activation = (Activation)n->activation,
     };
-    return run_product(gated_outputs, &g, &g.product, n->with_tiles, n->threads);
+    return run_product(p, n->with_tiles, n->threads);
 }
 
 FAST static const char *gate(const struct gate *n) {
@@ -222,7 +194,8 @@ FAST static const char *gate(const struct gate *n) {
             const Py_ssize_t count = GATES < size - at ? GATES : size - at;
             float gates[GATES + FLOATS], ups[GATES + FLOATS];
             for (Py_ssize_t i = 0; i < count; i++) gates[i] = widened(both[at + i]), ups[i] = widened(both[size + at + i]);
-            gate_values(gates, ups, y + at, count, (Activation)n->activation);
+            for (Py_ssize_t i = 0; i < count; i += FLOATS)
+                store_rounded(y + at + i, first_lanes(count - i), activated(floats(gates + i), (Activation)n->activation) * floats(ups + i));
         }
     return NULL;
 }

@@ -38,31 +38,11 @@ FAST INLINE void coded_tile(const Quantized *p, const Constants *c, const Stored
     for (int row = 0; row < rows; row++) to[row][slot] = sums[row];
 }
 
-// The sum of the lanes of each of OUTPUTS_TOGETHER vectors.
-FAST INLINE void store_totals(float *to, const Floats *of) {
-#if AVX512
-    __m512 pairs[8], fours[4];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++)
-        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m512d first = (__m512d)pairs[2 * i], second = (__m512d)pairs[2 * i + 1];
-        fours[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(first, second), (__m512)_mm512_unpackhi_pd(first, second));
-    }
-    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x44), _mm512_shuffle_f32x4(fours[0], fours[1], 0xEE));
-    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x44), _mm512_shuffle_f32x4(fours[2], fours[3], 0xEE));
-    store(to, _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD)));
-#else
-    for (int i = 0; i < OUTPUTS_TOGETHER; i++) to[i] = total(of[i]);
-#endif
-}
-
 // Write `count` outputs from `at`.
 FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Sums sums) {
     for (Py_ssize_t row = 0; row < p->rows; row++) {
         float of_row[OUTPUTS_TOGETHER];
-        store_totals(of_row, sums[row]);
+        store_totals(of_row, sums[row], OUTPUTS_TOGETHER);
         for (int i = 0; i < count; i += FLOATS) {
             const Lanes there = first_lanes(count - i);
             const Py_ssize_t to = row * p->outputs + at + i;

@@ -89,8 +89,8 @@ TILED static void finish_tiles(const Product *p, const float *sums, Py_ssize_t a
     }
 }
 
-// The outputs `at` to `end` of all rows.
-TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+// The outputs `at` to `end` of all rows, without an activation.
+TILED static void plain_outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     use_whole_tiles();
     for (; at < end; at += SIDE) {
@@ -106,6 +106,36 @@ TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t e
         finish_tiles(p, sums, at, there);
     }
     _tile_release();
+}
+
+// The outputs `at` to `end` of all rows: what comes after an activation is made of values in float.
+FAST static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+    enum { VALUES = 1 << 10 };
+    const Py_ssize_t most = VALUES / p->rows / FLOATS * FLOATS, halves = 1 + p->is_gated;
+    float values[2][VALUES + FLOATS];
+    if (p->activation == NOTHING && !p->is_gated) {
+        plain_outputs_by_tiles(p, at, end);
+        return;
+    }
+    for (; at < end; at += most) {
+        const Py_ssize_t count = most < end - at ? most : end - at;
+        for (Py_ssize_t half = 0; half < halves; half++) {
+            const Py_ssize_t from = half * p->outputs + at;
+            Product part = *p;
+            part.weight += from * p->columns, part.bias += p->bias ? from : 0, part.added = NULL;
+            part.outputs = count, part.y = values[half], part.is_wide = true;
+            plain_outputs_by_tiles(&part, 0, count);
+        }
+        for (Py_ssize_t row = 0; row < p->rows; row++)
+            for (Py_ssize_t i = 0; i < count; i += FLOATS) {
+                const Py_ssize_t to = row * p->outputs + at + i;
+                const Lanes there = first_lanes(count - i);
+                Floats value = activated(floats(values[0] + row * count + i), p->activation);
+                if (p->is_gated) value *= floats(values[1] + row * count + i);
+                if (p->added) value += widened_vector(p->added + to, there);
+                store_elements(p->y, p->is_wide, to, there, value);
+            }
+    }
 }
 
 // The columns of a step in their order, or every fourth one after the other if they are spread.

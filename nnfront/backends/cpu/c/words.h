@@ -217,6 +217,34 @@ FAST INLINE Floats times_power(Floats x, Floats n) {
 
 #endif
 
+// The totals of `count` vectors, a constant, where there is room for a multiple of 16; each is a sum in the order of `total`.
+FAST INLINE void store_totals(float *to, const Floats *of, const int count) {
+#if AVX512
+#define HALVES(x, y, low, high) _mm512_add_ps(_mm512_shuffle_f32x4(x, y, low), _mm512_shuffle_f32x4(x, y, high))
+#pragma GCC unroll 4
+    for (int first = 0; first < count; first += 16) {
+        __m512 halves[8], quarters[4], pairs[2];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) {
+            // Every fourth vector after the other, as the last two steps bring them into their order.
+            const int x = first + i % 2 * 8 + i / 2, y = x + 4;
+            halves[i] = HALVES(x < count ? of[x] : all(0.0f), y < count ? of[y] : all(0.0f), 0x44, 0xEE);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) quarters[i] = HALVES(halves[2 * i], halves[2 * i + 1], 0x88, 0xDD);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            const __m512d x = (__m512d)quarters[2 * i], y = (__m512d)quarters[2 * i + 1];
+            pairs[i] = (__m512)_mm512_unpacklo_pd(x, y) + (__m512)_mm512_unpackhi_pd(x, y);
+        }
+        store(to + first, (Floats)(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88) + _mm512_shuffle_ps(pairs[0], pairs[1], 0xDD)));
+    }
+#undef HALVES
+#else
+    for (int i = 0; i < count; i++) to[i] = total(of[i]);
+#endif
+}
+
 // x * y + z, rounded once where there is an instruction for it.
 FAST INLINE Floats fused(Floats x, Floats y, Floats z) {
 #if AVX512
