@@ -15,7 +15,7 @@
 enum {
     TOKENS = 128,               // of a block
     AT_ONCE = REGISTERS / 4,    // rows whose sums stay in registers, two vectors of each
-    WIDE = REGISTERS / 2,       // vectors of sums
+    TILE_SUMS = REGISTERS / 2,       // vectors of sums
 };
 
 // What a row is multiplied by: two of them are one lane where bfloat16 is multiplied in pairs.
@@ -132,7 +132,7 @@ FAST INLINE void multiply_tile(Floats *sums, const Factor *factors, Py_ssize_t n
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) sums[i] = all(0.0f);
     for (Py_ssize_t pair = 0; pair < pairs; pair++, matrix += columns, factors += 2) {
-        Words some[WIDE];
+        Words some[TILE_SUMS];
 #pragma GCC unroll 8
         for (int i = 0; i < vectors; i++) some[i] = words((const uint16_t *)(matrix + i * FLOATS));
 #pragma GCC unroll 8
@@ -144,7 +144,7 @@ FAST INLINE void multiply_tile(Floats *sums, const Factor *factors, Py_ssize_t n
 
 // Scores of `vectors` vectors of keys.
 FAST INLINE void score(float (*scores)[TOKENS], const Factor *q, const Laid *b, Py_ssize_t at, float scale, const int rows, const int vectors) {
-    Floats sums[WIDE];
+    Floats sums[TILE_SUMS];
     multiply_tile(sums, q, 2 * b->pairs, b->keys + at, TOKENS, b->pairs, rows, vectors);
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) store(scores[i / vectors] + at + i % vectors * FLOATS, sums[i] * scale);
@@ -153,7 +153,7 @@ FAST INLINE void score(float (*scores)[TOKENS], const Factor *q, const Laid *b, 
 // Make the sums relative to another score, and add weighted values to `vectors` vectors of them.
 FAST INLINE void gather(float *sums, Factor (*weights)[TOKENS], const Laid *b, Py_ssize_t first, Py_ssize_t end, Py_ssize_t at, const float *kept,
                         const float *added, const int rows, const int vectors) {
-    Floats parts[WIDE];
+    Floats parts[TILE_SUMS];
     const uint32_t *values = b->values + first / 2 * b->padded + at;
     multiply_tile(parts, weights[0] + first / 2 * 2, TOKENS, values, b->padded, (end + 1) / 2 - first / 2, rows, vectors);
 #pragma GCC unroll 16
@@ -228,7 +228,7 @@ FAST INLINE void join_weights(State to, const float *greatest, const float *tota
 
 // Attend with `rows` rows, a constant wherever this is inlined, to the tokens `first` to `end` of a block.
 FAST INLINE void attend_rows(State to, const Factor *q, const Laid *b, Py_ssize_t first, Py_ssize_t end, const Scoring *how, const int rows) {
-    const int wide = WIDE / rows < 2 ? 2 : WIDE / rows > 8 ? 8 : WIDE / rows / 2 * 2;
+    const int wide = TILE_SUMS / rows < 2 ? 2 : TILE_SUMS / rows > 8 ? 8 : TILE_SUMS / rows / 2 * 2;
     const Py_ssize_t to_token = rounded_up(end, LANES);
     float scores[AT_ONCE][TOKENS] __attribute__((aligned(64))), greatest[AT_ONCE], totals[AT_ONCE], kept[AT_ONCE], added[AT_ONCE];
     Factor weights[AT_ONCE][TOKENS] __attribute__((aligned(64)));
