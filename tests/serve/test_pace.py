@@ -19,6 +19,7 @@ from serving import FOLDER, LIMITS
 
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.engine.compute import Compute
 from nnfront.engine.pace import Pace
 from nnfront.engine.params import Params
 from nnfront.engine.schedule import Limits, Scheduler, Sequence
@@ -41,6 +42,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return nn.LLM.load(folder, extends=True)
 
     return load
+
+
+@pytest.fixture(autouse=True)
+def separate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are calls of their own, as where rows of a call are not alike."""
+    monkeypatch.setattr(Compute, "packs", False)
 
 
 @pytest.fixture

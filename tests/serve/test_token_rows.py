@@ -48,7 +48,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def load(model_type: str, dtype: str = "bfloat16", quant: str | None = None) -> nn.LLM:
         if model_type == "shipped":
             return nn.LLM.load(FOLDER, extends=True, dtype=dtype, quant=quant)
-        more = {} if model_type in ("mamba2", "qwen3_moe") else SMALL
+        more = {} if model_type in ("mamba2", "qwen3_moe") else dict(SMALL)
         more |= {"sliding_window": 12} if model_type == "gemma2" else {}
         folder: Path = tmp_path_factory.mktemp("models") / model_type
         return nn.LLM.load(random_folder(folder, model_type, dtype, **more), extends=True)

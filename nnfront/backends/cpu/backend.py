@@ -56,7 +56,7 @@ KERNELS = (
     *weight_layout.KERNELS,
 )
 ELEMENTWISE = ("cache_positions", "cache_split", "cos", "rope", "sin")
-"""Ops without a kernel in C that stand in front of a call's layers, and compute each element for itself."""
+"""Ops in front of a call's layers that compute each element for itself, by torch."""
 WRITERS = {kernel.name: kernel.write for kernel in KERNELS if kernel.write is not None}
 
 
@@ -115,8 +115,10 @@ def _alone(run: Run, method: MethodProgram) -> str:
 
 def _is_by_rows(run: Run, method: MethodProgram, rows: int) -> bool:
     """Whether one row of an instruction's batch is the same among so many as alone: C that takes them all, or what treats each element for itself."""
+    if run.op in ELEMENTWISE or (run.op in OPS and (OPS[run.op].moves or OPS[run.op].is_view)):
+        return True
     if run.kernel not in WRITERS:
-        return run.op in ELEMENTWISE or OPS[run.op].moves or OPS[run.op].is_view
+        return False
     sizes = ({"batch": count} for count in (1, rows))
     return not any(refusal(WRITERS[run.kernel], run, method.slots, known) for known in sizes)
 

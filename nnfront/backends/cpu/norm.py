@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.in_c import FEW, by_types, kernel
+from nnfront.backends.cpu.in_c import by_types, kernel
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand
 from nnfront.backends.kernel import ACCEPTED, Accepts, Context
 from nnfront.lower import Run
@@ -50,13 +50,13 @@ def _write_of_sum(
     weight: Value | None,
     bias: Value | None,
 ) -> Sequence[Operand]:
-    """Few rows in bfloat16, or float32 where nothing is added; weight and bias alike."""
+    """Rows in bfloat16, or float32 where nothing is added; weight and bias alike."""
     if not isinstance(x, Value) or not (added is None or isinstance(added, Value)):
         raise Refused("it is no sum of two tensors")
     is_sum = added is None or (x.shape, x.dtype) == (added.shape, added.dtype) == (x.shape, torch.bfloat16)
     demand(is_sum, "the sum is not of two tensors in bfloat16 of one shape")
     count, kinds = prod(x.shape), {vector.dtype for vector in (weight, bias) if vector is not None}
-    builder.limit_count(count, FEW, "elements")
+    builder.limit(count > 0, "there are no elements")
     are_read = len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32}
     demand(are_read, "rows, weight and bias are of other dtypes than bfloat16 and float32")
     y, total = builder.make(run.outputs[0], x.shape, x.dtype), None

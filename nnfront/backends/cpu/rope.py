@@ -12,7 +12,7 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.decode_attention import are_tables
-from nnfront.backends.cpu.in_c import FEW, kernel
+from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import Context, Kernel, always
 from nnfront.ir import TensorType, TupleType
@@ -109,7 +109,7 @@ def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> 
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
     demand_bfloat16(x=x)
-    builder.limit_count(prod(x.shape), FEW, "elements")
+    builder.limit(prod(x.shape) > 0, "there are no elements")
     next_table = table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     sizes = rows, heads, size, *kind, heads * size, next_table, builder.threads
