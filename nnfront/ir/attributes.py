@@ -15,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union
 
 from nnfront.dims import Dim
+from nnfront.files import shown_text
 from nnfront.ir.budget import MAX_TEXT_CHARACTERS
 from nnfront.ir.types import FunctionName, Type
 
@@ -59,7 +60,7 @@ def kinds_of(rule: Callable[..., Any], names: Iterable[str]) -> dict[str, Kind]:
 def shown(value: object) -> str:
     """A value for a message: not more of it than one can read."""
     text = repr(value) if type(value) in _WORDS or type(value) is NoneType else f"a {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shown_text(text, 80)
 
 
 def _kind(hint: Any) -> Kind:

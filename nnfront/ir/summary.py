@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import determined
+from nnfront.files import shown_text
 from nnfront.ir.expr import Call, Param
 from nnfront.ir.function_dims import DimTexts, symbols_in
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
@@ -45,11 +46,7 @@ def summarize(module: ModuleLike) -> str:
         found = [f"  {line}" for line in body]
         if found:
             lines += [*([""] if lines else []), title, *found]
-    return "\n".join(_clip(line, _COLUMNS) for line in lines)
-
-
-def _clip(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    return "\n".join(shown_text(line, _COLUMNS) for line in lines)
 
 
 def _table(heading: Row, rows: Sequence[Row], limit: int, totals: Sequence[Row] = ()) -> Iterator[str]:
@@ -58,7 +55,9 @@ def _table(heading: Row, rows: Sequence[Row], limit: int, totals: Sequence[Row] 
         return
     shown = [*([heading] if heading else []), *rows[:limit], *totals]
     widths = [min(_CELL, max(len(row[i]) for row in shown)) for i in range(len(shown[0]) - 1)]
-    lines = ["  ".join([*map(str.ljust, map(_clip, row, widths), widths), row[-1]]).rstrip() for row in shown]
+    lines = [
+        "  ".join([*map(str.ljust, map(shown_text, row, widths), widths), row[-1]]).rstrip() for row in shown
+    ]
     if len(rows) > limit:
         lines.insert(len(lines) - len(totals), f"... and {len(rows) - limit} more")
     yield from lines

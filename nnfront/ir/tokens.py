@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from nnfront.errors import ParseError
+from nnfront.files import shown_text
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_NESTING, MAX_TOKENS
 from nnfront.ir.expr import Provenance
 from nnfront.ir.literals import NAME, unquote
@@ -179,7 +180,7 @@ class Tokens:
 
     def fail(self, expected: str) -> NoReturn:
         """Raise ParseError: the next token is not what is expected."""
-        got = f"got {_clip(self.next)!r}" if self.kind != "end" else "the text ends"
+        got = f"got {shown_text(self.next, 40)!r}" if self.kind != "end" else "the text ends"
         self.error(f"expected {expected}, but {got}")
 
     def error(self, what: str, *, at: int | None = None, help: str = "") -> NoReturn:
@@ -207,7 +208,3 @@ class Tokens:
             details=[shown, " " * (column - cut) + "^"],
             help=help,
         )
-
-
-def _clip(token: str) -> str:
-    return token if len(token) <= 40 else f"{token[:37]}..."

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_t
 
 from nnfront import dtypes
 from nnfront.errors import LoadError
+from nnfront.files import shown_text
 from nnfront.nn.rotary import ROPE_KEYS, rope_parameters
 
 UNUSED: Mapping[str, tuple[str, ...]] = {
@@ -369,5 +370,4 @@ def _or(words: Sequence[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shown_text(json.dumps(value) if value is None or isinstance(value, bool) else repr(value), 80)

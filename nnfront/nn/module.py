@@ -133,11 +133,7 @@ class Module:
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (path, module) for this module and all below, each once, under its first path."""
-        seen: set[int] = set()
-        for path, item in _walk(self, prefix):
-            if isinstance(item, Module) and id(item) not in seen:
-                seen.add(id(item))
-                yield path, item
+        return _each_once(self, prefix, lambda item: isinstance(item, Module))
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield each stored parameter once."""
@@ -145,19 +141,11 @@ class Module:
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield (path, parameter), each parameter once, under its first path, which is its checkpoint name."""
-        seen: set[int] = set()
-        for path, item in _walk(self, prefix):
-            if isinstance(item, Parameter) and id(item) not in seen:
-                seen.add(id(item))
-                yield path, item
+        return _each_once(self, prefix, lambda item: isinstance(item, Parameter))
 
     def named_derived(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (path, tensor) of each derived tensor once."""
-        seen: set[int] = set()
-        for path, item in _walk(self, ""):
-            if isinstance(item, Tensor) and item.is_derived and id(item) not in seen:
-                seen.add(id(item))
-                yield path, item
+        return _each_once(self, "", lambda item: isinstance(item, Tensor) and item.is_derived)
 
     def aliases(self) -> dict[str, str]:
         """Return the further paths of tied parameters, each with the path under which the parameter is stored."""
@@ -318,6 +306,15 @@ def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
             _look_through(f"{name}.{key}" if name else str(key), part, found)
     else:
         refuse_torch(name, item)
+
+
+def _each_once(module: Module, prefix: str, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield (path, item) for what is wanted of a tree, under its first path."""
+    seen: set[int] = set()
+    for path, item in _walk(module, prefix):
+        if is_wanted(item) and id(item) not in seen:
+            seen.add(id(item))
+            yield path, item
 
 
 def _walk(module: Module, prefix: str) -> list[tuple[str, Any]]:
