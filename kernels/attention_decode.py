@@ -317,7 +317,6 @@ launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=shared_bytes,
-    op="attention_cached",
     shape_for=lambda shape, config: replace(shape, size=config.block_k),
     typical=DecodeShape(32, 32, 8, 128, 8192, page=64),
 )

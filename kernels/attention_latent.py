@@ -329,4 +329,4 @@ def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), op="attention_cached", typical=LatentShape(32, 128, 512, 64, 8192, page=64))
+KERNEL = Kernel.of(globals(), typical=LatentShape(32, 128, 512, 64, 8192, page=64))

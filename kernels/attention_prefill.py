@@ -329,7 +329,6 @@ launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=shared_bytes,
-    op="attention",
     shape_for=lambda shape, config: replace(shape, size=config.block_k),
     typical=PrefillShape(4, 4096, 32, 8, 128),
 )

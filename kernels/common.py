@@ -163,7 +163,6 @@ class Kernel:
     """
 
     name: str
-    op: str
     typical: (
         Any  # a shape to look at the kernel with; accepts, choose, cost and example take others of its class
     )
@@ -193,7 +192,7 @@ class Kernel:
         configs = file["CONFIGS"]
         table = dict.fromkeys(ARCHS, configs) if isinstance(configs, tuple) else configs
         assumed = {"choose": lambda *_: configs[0], "shared_bytes": lambda _: 0}
-        record = {"name": own, "op": own, "dtypes": file["DTYPES"], **assumed, **defined, **more}
+        record = {"name": own, "dtypes": file["DTYPES"], **assumed, **defined, **more}
         archs = {
             arch: fitted(of_family(table, arch), arch, record["shared_bytes"]) for arch in of_archs(table)
         }

@@ -163,6 +163,5 @@ def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[
 launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
-    op="swiglu",
     typical=GatedShape(4096, 14336, halves=True),
 )

@@ -236,7 +236,8 @@ def plan(
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
     blocks = in_blocks(x_scales, w_scales, n)
-    require_scales(x_scales, w_scales, m, n, k, blocks=blocks)
+    require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
+    require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
 
     def constants(arch: str, config: Config) -> dict[str, Any]:
         promote = BLOCK if arch == "sm_90" and not blocks else 0
@@ -251,7 +252,11 @@ def plan(
         bits=8,
         group=BLOCK if blocks else 0,
         weights={
-            **scales_of_rows(x_scales, w_scales),
+            "x_scales_ptr": x_scales,
+            "w_scales_ptr": w_scales,
+            # 0 where there is one for all rows.
+            "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
+            "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
             "stride_xsk": x_scales.stride(1),
             "stride_wsk": w_scales.stride(1),
         },
@@ -264,25 +269,7 @@ def plan(
     return made
 
 
-def scales_of_rows(x_scales: torch.Tensor, w_scales: torch.Tensor) -> dict[str, Any]:
-    """The kernel arguments for scales of rows, or of blocks of rows: a stride of 0 where there is one for all."""
-    return {
-        "x_scales_ptr": x_scales,
-        "w_scales_ptr": w_scales,
-        "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
-        "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
-    }
-
-
 def require_scales(
-    x_scales: torch.Tensor, w_scales: torch.Tensor, m: int, n: int, k: int, *, blocks: bool
-) -> None:
-    """Raise KernelError unless both scales are float32 of the shapes that their form asks for."""
-    _require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
-    _require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
-
-
-def _require_scales(
     name: str, scales: torch.Tensor, rows: int, block_rows: int, block_columns: int, blocks: bool
 ) -> None:
     """Raise KernelError unless scales are float32 of the shape that their form asks for."""

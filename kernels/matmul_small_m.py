@@ -210,7 +210,6 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
 launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
-    op="matmul",
     fallbacks=(UNALIGNED,),
     shared_bytes=operand_bytes,
     typical=MatmulShape(16, 4096, 4096),

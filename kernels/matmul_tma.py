@@ -11,7 +11,6 @@ Not used: Triton's warp_specialize, which on Hopper is ignored or fails to compi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -63,9 +62,9 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     return best(KERNEL.configs[arch], shape, arch, 16, 16)
 
 
-def with_room(config: Config, arch: str, needed: Callable[[Config], int]) -> Config:
+def with_room(config: Config, arch: str, moved: int) -> Config:
     """The config with as many of its stages as leave room for the epilogue: a wide residual costs one."""
-    while needed(config) + BARRIERS > ARCHS[arch].shared_bytes:
+    while shared_bytes(config, moved) + BARRIERS > ARCHS[arch].shared_bytes:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
 
@@ -73,26 +72,21 @@ def with_room(config: Config, arch: str, needed: Callable[[Config], int]) -> Con
 BARRIERS = 256  # bytes that Triton adds for the mbarriers of a pipeline, rounded up
 
 
-@triton.jit(do_not_specialize=["M", "stride_xsm"])
+@triton.jit(do_not_specialize=["M"])
 def matmul_tma_kernel(
     x_desc,  # [M, K] in blocks of [BLOCK_M, BLOCK_K]
     w_desc,  # [N, K] in blocks of [BLOCK_N, BLOCK_K]
     y_desc,  # [M, columns] in blocks of [BLOCK_M, BLOCK_N // 2]
     residual_desc,  # like y_desc, or None
-    x_scales_ptr,  # float32, of rows of x and of w; None in 16 bits
-    w_scales_ptr,
     bias_ptr,
     scale,
     M,
     N,
     K,
-    stride_xsm,  # 0 where one scale serves all rows
-    stride_wsn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
-    PROMOTE: tl.constexpr,  # how many products a tensor core may sum before float32 takes over; 0 is any
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
@@ -108,16 +102,7 @@ def matmul_tma_kernel(
         for k in range(0, K, BLOCK_K):
             x = x_desc.load([first_m, k])
             w = w_desc.load([first_n, k])
-            if PROMOTE:
-                acc = tl.dot(x, w.T, acc, max_num_imprecise_acc=PROMOTE)
-            else:
-                acc = tl.dot(x, w.T, acc)
-        if x_scales_ptr is not None:
-            offs_m = first_m + tl.arange(0, BLOCK_M)
-            offs_n = first_n + tl.arange(0, BLOCK_N)
-            x_scales = tl.load(x_scales_ptr + offs_m.to(tl.int64) * stride_xsm, mask=offs_m < M, other=0.0)
-            w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=offs_n < N, other=0.0)
-            acc = acc * x_scales[:, None] * w_scales[None, :]
+            acc = tl.dot(x, w.T, acc)
 
         # Half a tile at a time is stored, which leaves shared memory for another stage of operands.
         if GATED:
@@ -170,31 +155,13 @@ def plan(
     epi.check(m, n)
     shape = MatmulShape(m, n, k, gated=epi.gated)
     arch, config = KERNEL.settle(shape, x, arch, config)
-    return plan_persistent(shape, config, epi, x, w, out, arch=arch, shared=shared_bytes)
-
-
-def plan_persistent(
-    shape: MatmulShape,
-    config: Config,
-    epi: Epilogue,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor | None,
-    *,
-    arch: str,
-    shared: Callable[[Config, int], int],
-    scales: dict[str, Any] | None = None,
-    promote: int = 0,
-) -> Plan:
-    """The launch of the kernel on operands in 16 or, with `scales`, in 8 bits; `shared(config, moved)` is the shared memory it takes."""
-    y = epi.output(out, x, shape.n)
+    y = epi.output(out, x, n)
     moved = y.element_size() + (0 if epi.residual is None else epi.residual.element_size())
-    config = with_room(config, arch, lambda c: shared(c, moved))
+    config = with_room(config, arch, moved)
     arguments: dict[str, Any] = {}
-    tiles = cdiv(shape.m, config.block_m) * cdiv(shape.n, config.block_n)
+    tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
     if tiles:
         half = [config.block_m, config.block_n // 2]
-        unscaled = {"x_scales_ptr": None, "w_scales_ptr": None, "stride_xsm": 0, "stride_wsn": 0}
         arguments = {
             "x_desc": descriptor("x", x, [config.block_m, config.block_k]),
             "w_desc": descriptor("w", w, [config.block_n, config.block_k]),
@@ -202,10 +169,9 @@ def plan_persistent(
             "residual_desc": None if epi.residual is None else descriptor("residual", epi.residual, half),
             "bias_ptr": epi.bias,
             "scale": epi.scale,
-            "M": shape.m,
-            "N": shape.n,
-            "K": shape.k,
-            **(scales or unscaled),
+            "M": m,
+            "N": n,
+            "K": k,
         }
     return Plan(
         kernel=matmul_tma_kernel,
@@ -216,7 +182,6 @@ def plan_persistent(
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
             "GROUP_M": 8,
-            "PROMOTE": promote,
             **epi.constants(),
         },
         config=config,
@@ -238,4 +203,4 @@ def descriptor(name: str, tensor: torch.Tensor, block: list[int]) -> TensorDescr
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), op="matmul", typical=MatmulShape(4096, 4096, 4096))
+KERNEL = Kernel.of(globals(), typical=MatmulShape(4096, 4096, 4096))

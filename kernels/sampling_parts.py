@@ -303,7 +303,6 @@ def launch(logits: torch.Tensor, **options: Any) -> torch.Tensor:
 
 KERNEL = Kernel.of(
     globals(),
-    op="sampling",
     shared_bytes=lambda config: 8 * config.block_n,
     typical=SampleShape(1, 152064, penalty=True),
 )

@@ -69,7 +69,7 @@ def full(arch: str) -> list[Run]:
 
 def _shapes(kernel: Kernel) -> list[Any]:
     name = kernel.name
-    if name in ("matmul", "matmul_tma", "matmul_fp8_tma"):
+    if name in ("matmul", "matmul_tma"):
         return [
             *(MatmulShape(m, n, k) for m in (512, 4096) for n, k in LLAMA[:3]),
             MatmulShape(512, *LLAMA[1], gated=True),

@@ -159,11 +159,11 @@ def powers_of_two(size: int, generator: torch.Generator) -> torch.Tensor:
 # Kernels with operands and epilogues like matmul's; the others have tests of their own.
 MATMULS = tuple(kernel for kernel in nnfront_kernels.KERNELS if isinstance(kernel.typical, MatmulShape))
 # Kernels whose blocks walk over several tiles: with three blocks they do so on these small shapes too.
-PERSISTENT = ("matmul_tma", "matmul_fp8_tma")
+PERSISTENT = ("matmul_tma",)
 # Kernels whose blocks share tiles, and how many rows they take at most.
 SPLIT = {"matmul_small_m": 64, "matmul_int4": 257, "matmul_int8": 257, "matmul_fp8": 257}
 # Kernels whose rows must start at a multiple of 16 bytes.
-ALIGNED = ("matmul_tma", "matmul_fp8_tma")
+ALIGNED = ("matmul_tma",)
 # Kernels whose rows of x and w must start at a multiple of 16 elements.
 QUANTIZED = ("matmul_int4", "matmul_int8", "matmul_fp8")
 
@@ -299,5 +299,4 @@ OPERANDS = {
     "matmul_int4": _int4,
     "matmul_int8": _int8,
     "matmul_fp8": _fp8,
-    "matmul_fp8_tma": _fp8,
 }

@@ -126,7 +126,7 @@ def test_a_version_without_budgets_is_told_how_to_write_them(monkeypatch, tmp_pa
     assert over_budget(FEW[0], spilling, load()) == []
 
 
-@pytest.mark.parametrize("build", [b for b in FEW if b.kernel in ("matmul_tma", "matmul_fp8_tma")], ids=str)
+@pytest.mark.parametrize("build", [b for b in FEW if b.kernel == "matmul_tma"], ids=str)
 def test_tiles_are_moved_by_the_copy_engine(compiled, build):
     assert "UTMALDG" in compiled(compile_build, build).loads
 
@@ -299,8 +299,6 @@ SPECIALIZED = [
     ("matmul_int8", MatmulShape(3, 4097, 48)),
     ("matmul_fp8", MatmulShape(3, 4097, 48)),
     ("matmul_fp8", MatmulShape(1, 256, 256, group=128)),
-    ("matmul_fp8_tma", MatmulShape(3, 4104, 48)),
-    ("matmul_fp8_tma", MatmulShape(1, 256, 256)),
     ("quantize_fp8", QuantizeShape(3, 129, 128)),
     ("grouped_matmul", GroupedShape(9, 2, 5, 64, 33)),
     ("moe_routing", RoutingShape(9, 2, 5)),
@@ -340,7 +338,6 @@ FP8_SM_90 = Build(
 )
 MUTANTS = [
     ("sums_left_in_the_tensor_core", "BLOCK if arch == \"sm_90\" and not blocks else 0", "0", FP8_SM_90, "sums stay in the tensor core"),
-    ("sums_left_in_the_tensor_core_by_tma", "matmul_fp8.BLOCK if arch == \"sm_90\" else 0", "0", replace(FP8_SM_90, kernel="matmul_fp8_tma"), "sums stay in the tensor core"),
     ("divisibility_lost", "do_not_specialize=[\"M\"]", "do_not_specialize=[\"M\", \"stride_wn\", \"K\"]", SM_90, "narrow loads"),
     ("too_large_a_tile", "", "", replace(SM_90, config=Config(256, 256, 64, 8, 4)), "bytes of shared memory"),
     ("too_few_warps", "", "", replace(SM_90, config=Config(128, 256, 64, 4, 3)), "spill instructions"),

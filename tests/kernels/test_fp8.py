@@ -12,7 +12,7 @@ from few_of import few_of
 from kernel_checks import Guarded
 from kernel_memory import watched
 from kernel_mutants import Mutant, package
-from nnfront_kernels import KernelError, matmul_fp8, matmul_fp8_tma, quantize_fp8
+from nnfront_kernels import KernelError, matmul_fp8, quantize_fp8
 from nnfront_kernels.matmul_fp8 import BLOCK
 from nnfront_kernels.quantized import FP8, dequantize_fp8
 from nnfront_kernels.quantized import quantize_fp8 as quantize
@@ -43,42 +43,6 @@ def test_every_code_is_decoded_to_its_value(interpreted):
     got = torch.tensor(interpreted(products_with_one, "sm_80"))
     assert torch.equal(got.isnan(), expected.isnan())
     assert torch.equal(got.nan_to_num(), expected.nan_to_num())
-
-
-def products_by_tma() -> list[float]:
-    x = torch.zeros(256, 16, dtype=torch.uint8)
-    x[:, 0] = torch.arange(256)
-    w = torch.zeros(16, 16, dtype=torch.uint8)
-    w[:, 0] = 0x38  # 1.0
-    one = torch.ones(1, 1)
-    y = matmul_fp8_tma.launch(x.view(FP8), w.view(FP8), one, one, out_dtype=torch.float32, arch="sm_90")
-    return y[:, 0].tolist()
-
-
-def test_every_finite_code_is_multiplied_by_tma_too(interpreted):
-    finite = [code for code in range(256) if code & 0x7F != 0x7F]
-    got = interpreted(products_by_tma)
-    assert [got[code] for code in finite] == [value_of(code) for code in finite]
-
-
-WRONG_FOR_TMA = [
-    ({"arch": "sm_80"}, "matmul_fp8_tma: arch must be one of sm_90, sm_100, sm_103, got 'sm_80'"),
-    ({"x": (3, 0), "w": (16, 0)}, "matmul_fp8_tma: K must be at least 1, got 0"),
-    ({"x_scales": (3, 2), "w_scales": (1, 2)}, "matmul_fp8_tma: scales are for rows, got groups of 128"),
-    ({"x_scales": (2, 1)}, r"x_scales must have shape \[3, 1\] or \[1, 1\], got \[2, 1\]"),
-    ({"x": (3, 24), "w": (16, 24)}, "every row of x must start at a multiple of 16 bytes"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG_FOR_TMA, ids=[m[:40] for _, m in WRONG_FOR_TMA])
-def test_matmul_fp8_tma_says_what_does_not_fit(changes, message):
-    sizes = {"x": (3, 256), "w": (16, 256), "x_scales": (3, 1), "w_scales": (16, 1)}
-    arguments: dict[str, object] = {"arch": "sm_90", **{k: v for k, v in changes.items() if k == "arch"}}
-    for name, size in sizes.items():
-        kind = FP8 if name in ("x", "w") else torch.float32
-        arguments[name] = tensor(*changes.get(name, size), dtype=kind)
-    with pytest.raises(KernelError, match=message):
-        matmul_fp8_tma.plan(**arguments)
 
 
 def test_every_finite_code_is_multiplied_natively(interpreted):
