@@ -2,8 +2,7 @@
 """What decode attention does besides where it is given the new token: rotate the query, and store the token's key, rotated, and value.
 
 One launch less for each layer. All blocks of a sequence rotate its query; the token is stored by the block whose steps end with it, before it reads any. Blocks
-for other heads of the same key head store the same bits. Rows of cosines and sines are given for each sequence, or found in
-tables by the token's position.
+for other heads of the same key head store the same bits.
 """
 
 from __future__ import annotations
@@ -19,26 +18,14 @@ from nnfront_kernels.rope import blocks, require_angles, require_heads, turn
 from nnfront_kernels.rope_append import scales_of
 
 
-def angles(
-    cos: torch.Tensor | None, sin: torch.Tensor | None, batch: int, *, by_position: bool
-) -> tuple[int, dict[str, Any]]:
-    """How many pairs are rotated, and the arguments: cos and sin with strides of sequence and position. Raise KernelError unless they fit."""
-    given: dict[str, Any] = {f"stride_{name}{axis}": 0 for name in "cs" for axis in "bp"}
+def angles(cos: torch.Tensor | None, sin: torch.Tensor | None, batch: int) -> tuple[int, dict[str, Any]]:
+    """How many pairs are rotated, and the arguments: cos and sin with their strides. Raise KernelError unless they fit."""
     if cos is None or sin is None:
         if cos is not sin:
             raise KernelError("without a rotation there is neither cos nor sin")
-        return 0, {"cos_ptr": None, "sin_ptr": None, **given}
-    if not by_position:
-        cos, sin = require_angles(cos, sin, batch, 1)
-    for name, table in (("cos", cos), ("sin", sin)) if by_position else ():
-        if table.ndim != 2 or table.shape != cos.shape or (table.shape[1] > 1 and table.stride(1) != 1):
-            raise KernelError(
-                f"{name} must be a table [positions, pairs] like cos with adjacent elements, "
-                f"got {list(table.shape)} with strides {list(table.stride())}"
-            )
-    first = "p" if by_position else "b"
-    given |= {**strides("c", cos, first), **strides("s", sin, first)}
-    return cos.shape[-1], {"cos_ptr": cos, "sin_ptr": sin, **given}
+        return 0, {"cos_ptr": None, "sin_ptr": None, "stride_cb": 0, "stride_sb": 0}
+    cos, sin = require_angles(cos, sin, batch, 1)
+    return cos.shape[-1], {"cos_ptr": cos, "sin_ptr": sin, **strides("c", cos, "b"), **strides("s", sin, "b")}
 
 
 def new_token(
@@ -49,20 +36,19 @@ def new_token(
     sin: torch.Tensor | None,
     cache: tuple[torch.Tensor, torch.Tensor],
     *,
-    by_position: bool,
     interleaved: bool,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The kernel's arguments and constants for a new token, keys [batch, kv_heads, size] and values, or for none. Raise KernelError unless it fits."""
     if keys is None or values is None:
         if keys is not values or cos is not None or sin is not None:
             raise KernelError("a new token has new_keys and new_values, and only such a one is rotated")
-        pairs, given = angles(None, None, len(q), by_position=False)
+        pairs, given = angles(None, None, len(q))
         made = {"new_k_ptr": None, "new_v_ptr": None, **{f"stride_new_{n}{a}": 0 for n in "kv" for a in "bh"}}
     else:
         heads, size, value_size = cache[0].shape[1], cache[0].shape[3], cache[1].shape[3]
         require_heads("new_keys", keys[:, None], (len(q), 1, heads, size), q.dtype)
         require_heads("new_values", values[:, None], (len(q), 1, heads, value_size), q.dtype)
-        pairs, given = angles(cos, sin, len(q), by_position=by_position)
+        pairs, given = angles(cos, sin, len(q))
         if 2 * pairs > size:
             raise KernelError(f"at most {size // 2} pairs fit in a head of {size}, got {pairs}")
         made = {

@@ -88,8 +88,8 @@ def attention_decode_kernel(
     stride_qb, stride_qh,
     stride_new_kb, stride_new_kh,
     stride_new_vb, stride_new_vh,
-    stride_cb, stride_cp,
-    stride_sb, stride_sp,
+    stride_cb,
+    stride_sb,
     capacity,
     stride_pages,
     stride_kp, stride_kh, stride_ks,
@@ -153,8 +153,8 @@ def attention_decode_kernel(
     )
     if new_k_ptr is not None:
         position, own_head = tl.maximum(length - 1, 0), kv_head.to(tl.int64)
-        cos_row = row_of(cos_ptr, sequence, position, stride_cb, stride_cp) if PAIRS else None
-        sin_row = row_of(sin_ptr, sequence, position, stride_sb, stride_sp) if PAIRS else None
+        cos_row = cos_ptr + sequence.to(tl.int64) * stride_cb if PAIRS else None
+        sin_row = sin_ptr + sequence.to(tl.int64) * stride_sb if PAIRS else None
         if PAIRS:
             q = rotated_rows(q, q_rows, inside_m[:, None], dk, cos_row, sin_row, PAIRS, SIZE_K, INTERLEAVED)
         if (first < length) & (end == length):
@@ -237,7 +237,6 @@ def plan(
     new_values: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
-    by_position: bool = False,
     interleaved: bool = False,
     longest: int | None = None,
     out: torch.Tensor | None = None,
@@ -248,7 +247,7 @@ def plan(
     """Attend: y [batch, heads, value size].
 
     Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; base; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
-    with cos and sin [batch or 1, 1, pairs] to rotate it and q by, or by_position tables [positions, pairs], and interleaved; longest, a bound of
+    with cos and sin [batch or 1, 1, pairs] to rotate it and q by, and interleaved; longest, a bound of
     the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     """
     require_queries(q, "batch")
@@ -270,9 +269,7 @@ def plan(
     shared = heads // kv_heads
     tiles = cdiv(shared, config.block_m)
     scale = size**-0.5 if scale is None else scale
-    appended, rotation = new_token(
-        q, new_keys, new_values, cos, sin, (keys, values), by_position=by_position, interleaved=interleaved
-    )
+    appended, rotation = new_token(q, new_keys, new_values, cos, sin, (keys, values), interleaved=interleaved)
     return Plan(
         kernel=attention_decode_kernel,
         grid=(config.split_k, kv_heads * tiles, batch),

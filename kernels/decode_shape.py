@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of one query for each sequence over a cache, what it costs at least, and the definition that `attention_decode.py` is held to."""
+"""Sizes of one query for each sequence over a cache, and the definition that `attention_decode.py` is held to."""
 
 from __future__ import annotations
 
@@ -48,15 +48,12 @@ def reference(
     new_values: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
-    by_position: bool = False,
     interleaved: bool = False,
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, sequence by sequence; a new token is in a copy of the cache."""
     if new_keys is not None and new_values is not None:
         before = lengths - 1
-        if by_position and cos is not None and sin is not None:
-            cos, sin = (table[before.clamp(min=0).long()][:, None] for table in (cos, sin))
         there = {"pages": pages, "key_scales": key_scales, "value_scales": value_scales}
         turned, keys, values, *scales = rope_append.reference(
             q[:, None], new_keys[:, None], new_values[:, None], cos, sin, before, keys, values,
@@ -96,6 +93,6 @@ def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple
         widths = (heads * shape.size, group * shape.size, group * (shape.value_size or shape.size))
         parts = make(shape.batch, sum(widths)).split(widths, 1)
         q, new_k, new_v = (x.unflatten(1, (n, -1)) for x, n in zip(parts, (heads, group, group), strict=True))
-        options |= {"new_keys": new_k, "new_values": new_v, "by_position": True}
-        options |= {name: make(shape.longest, shape.size // 2, kind="float32") for name in ("cos", "sin")}
+        options |= {"new_keys": new_k, "new_values": new_v}
+        options |= {name: make(shape.batch, 1, shape.size // 2, kind="float32") for name in ("cos", "sin")}
     return (q, keys, values, make(shape.batch, kind="int32")), options

@@ -59,7 +59,7 @@ def plan(
     **options: Any,
 ) -> Plan:
     """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
-    return plan_rows(KERNEL, x, weight, bias, eps=eps, CENTERED=True, PLUS_ONE=False, **options)
+    return plan_rows(KERNEL, x, weight, bias, eps=eps, centered=True, **options)
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:

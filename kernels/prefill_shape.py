@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of attention of many queries, what it costs, and tensors of these sizes."""
+"""The sizes of attention of many queries, and tensors of these sizes."""
 
 from __future__ import annotations
 

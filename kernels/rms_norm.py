@@ -2,13 +2,13 @@
 """Divide rows by their root mean square, after an optional addition.
 
     s[r, i] = x[r, i] + residual[r, i]                      rounded to x's dtype; s = x without a residual
-    y[r, i] = s[r, i] / sqrt(mean(s[r, :]^2) + eps) * w[i]          with plus_one: * (1 + w[i])
+    y[r, i] = s[r, i] / sqrt(mean(s[r, :]^2) + eps) * w[i]
 
 Shapes: x, residual, s and y [rows, size] or [tokens, heads, size], adjacent along size, any strides between rows; w [size]
 of any float dtype, or without one 1. Statistics and products are float32, and y is rounded once. s may be residual: each element is read
 before it is written. Rows up to 8192 are read once, longer ones twice. Sums are in a fixed order: repeatable bit for bit.
 
-Source: Zhang and Sennrich, arXiv 1910.07467, eq. 4; 1 + w as in Gemma.
+Source: Zhang and Sennrich, arXiv 1910.07467, eq. 4.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def reference(
     *,
     eps: float,
     residual: torch.Tensor | None = None,
-    plus_one: bool = False,
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The definition, in float32 or in `compute`: y, or (s, y) with a residual."""
@@ -60,7 +59,7 @@ def reference(
     wide = s.to(compute)
     scaled = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     if weight is not None:
-        scaled = scaled * (weight.to(compute) + (1 if plus_one else 0))
+        scaled = scaled * weight.to(compute)
     y = scaled.to(x.dtype)
     return y if residual is None else (s, y)
 
@@ -99,7 +98,6 @@ def norm_kernel(
     stride_yt, stride_yh,
     eps,
     CENTERED: tl.constexpr,  # the mean of a row is subtracted first: `layer_norm.py`
-    PLUS_ONE: tl.constexpr,
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -128,7 +126,7 @@ def norm_kernel(
         else:
             squares = tl.sum(s * s, axis=1)
         inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
-        write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED, PLUS_ONE)
+        write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED)
     else:
         if CENTERED:
             squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -153,9 +151,7 @@ def norm_kernel(
             inside_n = first + at < SIZE
             inside = inside_m & inside_n[None, :]
             s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
-            write(
-                s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, first + at, inside_n, inside, CENTERED, PLUS_ONE
-            )  # fmt: skip
+            write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, first + at, inside_n, inside, CENTERED)
 
 
 @triton.jit
@@ -178,17 +174,12 @@ def load_sum(x_rows, residual_rows, at, inside):
 
 
 @triton.jit
-def write(
-    s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED: tl.constexpr, PLUS_ONE: tl.constexpr
-):  # fmt: skip
+def write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, CENTERED: tl.constexpr):
     if s_rows is not None:
         tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
     y = (s - mean[:, None] if CENTERED else s) * inverse[:, None]
     if w_ptr is not None:
-        w = tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)
-        if PLUS_ONE:
-            w += 1.0
-        y = y * w[None, :]
+        y = y * tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     if b_ptr is not None:
         y += tl.load(b_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
     tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
@@ -215,7 +206,7 @@ def plan_rows(
     total: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
-    **constants: Any,
+    centered: bool,
 ) -> Plan:
     """The launch of a norm of rows, and of what comes after it."""
     if x.ndim not in (2, 3):
@@ -255,7 +246,7 @@ def plan_rows(
             "eps": eps,
         },
         constants={
-            **constants,
+            "CENTERED": centered,
             "ONE_STEP": size <= config.block_n,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -268,11 +259,9 @@ def plan_rows(
 
 
 @remembered
-def plan(
-    x: torch.Tensor, weight: torch.Tensor | None, *, eps: float, plus_one: bool = False, **options: Any
-) -> Plan:
-    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; plus_one; out and total, to write y and s to."""
-    return plan_rows(KERNEL, x, weight, eps=eps, CENTERED=False, PLUS_ONE=plus_one, **options)
+def plan(x: torch.Tensor, weight: torch.Tensor | None, *, eps: float, **options: Any) -> Plan:
+    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
+    return plan_rows(KERNEL, x, weight, eps=eps, centered=False, **options)
 
 
 def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:

@@ -34,16 +34,15 @@ class Append:
     page: int = 0
     fp8: bool = False
     interleaved: bool = False
-    by_position: bool = False
     splits: int = 1
     window: int | None = None
 
 
 CASES = (
     Append(),
-    Append(splits=3, page=16, by_position=True),
+    Append(splits=3, page=16),
     Append(splits=2, fp8=True, interleaved=True),
-    Append(page=64, fp8=True, by_position=True, pairs=24),
+    Append(page=64, fp8=True, pairs=24),
     Append(size=80, value_size=64, pairs=20, interleaved=True, window=20, splits=2),
     Append(pairs=0, page=16),
     Append(heads=18, kv_heads=1, splits=2, lengths=(33, 32)),
@@ -118,13 +117,7 @@ def run(kernels: ModuleType, case: Append) -> None:
         q4, k4, v4, *rows.values(), before, keys, values, **two, interleaved=case.interleaved, arch="sm_80"
     )
     expected = kernels.attention_decode.launch(turned[:, 0], keys, values, new["lengths"], **two, **more)
-    given = {n: new[n] for n in ("cos", "sin")} if case.by_position else rows
-    given |= {
-        "new_keys": new["k"],
-        "new_values": new["v"],
-        "by_position": case.by_position,
-        "interleaved": case.interleaved,
-    }
+    given = {**rows, "new_keys": new["k"], "new_values": new["v"], "interleaved": case.interleaved}
     args = (one.pop("q"), one.pop("keys"), one.pop("values"), new["lengths"])
     plan = kernels.attention_decode.plan(*args, **one, **given, **more)
     with watched(plan.arguments, backwards=True):  # the block that stores the token does not run last
@@ -221,8 +214,8 @@ kv, counts = torch.empty(2, 2, 64, device="meta"), torch.empty(2, dtype=torch.in
         ({"cos": kv[0], "sin": kv[0]}, "a new token has new_keys and new_values, and only such a one is rotated"),
         ({"new_keys": kv, "new_values": kv, "cos": kv[0]}, "without a rotation there is neither cos nor sin"),
         ({"new_keys": kv, "new_values": kv[:, :1]}, r"new_values must be torch.float16 \[2, 1, 2, 64\] with adjacent elements, got torch.float16 \[2, 1, 1, 64\]"),
-        ({"new_keys": kv, "new_values": kv, "cos": kv, "sin": kv, "by_position": True}, r"cos must be a table \[positions, pairs\] like cos with adjacent elements, got \[2, 2, 64\]"),
-        ({"new_keys": kv, "new_values": kv, "cos": kv[0], "sin": kv[0], "by_position": True}, "at most 32 pairs fit in a head of 64, got 64"),
+        ({"new_keys": kv, "new_values": kv, "cos": kv, "sin": kv}, r"cos must be \[2 or 1, 1, 64\] with adjacent elements, got \[2, 2, 64\]"),
+        ({"new_keys": kv, "new_values": kv, "cos": kv[:, :1], "sin": kv[:, :1]}, "at most 32 pairs fit in a head of 64, got 64"),
     ],
 )  # fmt: skip
 def test_what_is_no_new_token_is_refused(options, text):

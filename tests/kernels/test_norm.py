@@ -26,7 +26,6 @@ class Rows:
     heads: int = 0
     dtype: str = "float16"
     residual: bool = False
-    plus_one: bool = False
     weighted: bool = True
     gap: int = 0
     offset: int = 0
@@ -34,8 +33,7 @@ class Rows:
     config: int | None = None
 
     def __str__(self) -> str:
-        flags = "-residual" * self.residual + "-plus_one" * self.plus_one
-        return f"{self.tokens}x{self.heads}x{self.size}-{self.dtype}-gap{self.gap}-config{self.config}{flags}"
+        return f"{self.tokens}x{self.heads}x{self.size}-{self.dtype}-gap{self.gap}-config{self.config}{'-residual' * self.residual}"
 
 
 def normalise(package: ModuleType, rows: Rows) -> None:
@@ -61,7 +59,7 @@ def normalise(package: ModuleType, rows: Rows) -> None:
     x, residual = place(values()), place(values()) if rows.residual else None
     weight = torch.randn(rows.size, generator=generator).to(torch.float32 if rows.gap else dtype)
     weight = weight if rows.weighted else None
-    options = {"eps": rows.eps, "residual": residual, "plus_one": rows.plus_one}
+    options = {"eps": rows.eps, "residual": residual}
     config = None if rows.config is None else CONFIGS[rows.config]
     got = launched_twice(
         lambda pattern: [
@@ -80,7 +78,7 @@ def normalise(package: ModuleType, rows: Rows) -> None:
             actual=got[1], expected=flat(exact, got[1], rows), drift=EPS32 * flat(exact, got[1], rows).abs()
         )
     wide = flat(s.double(), got[0], rows)
-    w = 1.0 if weight is None else weight.double() + rows.plus_one
+    w = 1.0 if weight is None else weight.double()
     expected = wide / ((wide * wide).sum(1, keepdim=True) / rows.size + rows.eps) ** 0.5 * w
     assert_close(actual=got[0], expected=expected, drift=8 * EPS32 * expected.abs())
     stated = package.rms_norm.reference(x, weight, **options, compute=torch.float64)
@@ -99,10 +97,10 @@ def flat(tensor: torch.Tensor, like: torch.Tensor, rows: Rows) -> torch.Tensor:
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
 CASES = [
     *(
-        Rows(SIZES[(5 * i + 3) % 12] if i % 5 in (1, 2) else 1 + i, size, dtype=("float16", "float32")[i % 2], residual=i % 3 == 1, plus_one=i % 4 > 1, gap=(0, 16, 3)[i % 3], offset=i % 2, config=i % 5)
+        Rows(SIZES[(5 * i + 3) % 12] if i % 5 in (1, 2) else 1 + i, size, dtype=("float16", "float32")[i % 2], residual=i % 3 == 1, gap=(0, 16, 3)[i % 3], offset=i % 2, config=i % 5)
         for i, size in enumerate(SIZES)
     ),
-    *(Rows(t, size, heads=h, gap=g, plus_one=t == 3) for t, h, size, g in ((5, 3, 64, 0), (3, 7, 80, 5), (17, 1, 96, 16), (1, 8, 128, 3), (2, 4, 256, 0))),
+    *(Rows(t, size, heads=h, gap=g) for t, h, size, g in ((5, 3, 64, 0), (3, 7, 80, 5), (17, 1, 96, 16), (1, 8, 128, 3), (2, 4, 256, 0))),
     *(Rows(3, size, residual=True, dtype=dtype, gap=7) for size in (2047, 2049, 4096) for dtype in ("float16", "float32")),
     *(Rows(2, size, residual=size % 2 == 0, config=1) for size in (256, 383, 1024)),
     *(Rows(2, size, residual=size % 2 == 0) for size in (8191, 8192, 8193, 20000)),
@@ -136,12 +134,12 @@ def test_sum_and_norm_may_replace_the_operands(interpreted, size):
     interpreted(in_place, size)
 
 
-HERE = Rows(17, 65, heads=3, residual=True, plus_one=True, gap=3, eps=0.5)
+HERE = Rows(17, 65, heads=3, residual=True, gap=3, eps=0.5)
 LONG = Rows(3, 300, residual=True, eps=0.5, config=1)
 MUTANTS = [
     (Mutant("eps_dropped", "rms_norm.py", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE)"), HERE),
     (Mutant("mean_over_the_block", "rms_norm.py", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / SIZE", "squares = tl.sum(s * s, axis=1)\n        inverse = 1.0 / tl.sqrt_rn(squares / BLOCK_N"), HERE),
-    (Mutant("one_not_added", "rms_norm.py", "w += 1.0", "w += 0.0"), HERE),
+    (Mutant("weight_left_out", "rms_norm.py", "y = y * tl.load(w_ptr", "y = y + 0 * tl.load(w_ptr"), HERE),
     (Mutant("norm_of_the_unrounded_sum", "rms_norm.py", "s = added.to(x.dtype).to(tl.float32)", "s = added"), replace(HERE, tokens=257)),
     (Mutant("residual_not_added", "rms_norm.py", "added = s + tl.load(residual_rows", "added = s + 0 * tl.load(residual_rows"), HERE),
     (Mutant("heads_of_x_ignored", "rms_norm.py", "token * stride_xt + head * stride_xh", "token * stride_xt"), HERE),
