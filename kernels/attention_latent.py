@@ -35,6 +35,7 @@ from nnfront_kernels.attention import (
 )
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
 from nnfront_kernels.cache import (
+    example_cache,
     moved,
     page_of_step,
     require_base,
@@ -319,13 +320,9 @@ def plan(
 def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     make = empties(dtype, device)
     options: dict[str, Any] = {"value_size": shape.value_size, "window": shape.window or None}
-    first, slots = shape.batch, shape.longest
-    if shape.page:
-        per = cdiv(shape.longest, shape.page)
-        options["pages"] = make(shape.batch, per, kind="int32")
-        first, slots = shape.batch * per, shape.page
+    cache, there = example_cache(shape.batch, 1, shape.longest, (shape.size,), shape.page, dtype, device)
     q = make(shape.batch, shape.seq, shape.heads, shape.size)
-    return (q, make(first, 1, slots, shape.size), make(shape.batch, kind="int32")), options
+    return (q, *cache, make(shape.batch, kind="int32")), options | there
 
 
 launch = launcher(plan)

@@ -15,15 +15,32 @@ device, so a captured launch serves every cache of one layout, wherever it lies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import KernelError
+from nnfront_kernels.common import KernelError, empties
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
+from nnfront_kernels.tiles import cdiv
 
 PAGES = (16, 64, 128)
+
+
+def example_cache(
+    batch: int, heads: int, room: int, sizes: Sequence[int], page: int, kind: str, device: str
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Keys and values of these sizes, without what they hold, and the table and the scales beside them, as options. page 0 is contiguous."""
+    make = empties(kind, device)
+    options: dict[str, Any] = {}
+    first, slots = batch, room
+    if page:
+        options["pages"] = make(batch, cdiv(room, page), kind="int32")
+        first, slots = options["pages"].numel(), page
+    for name in ("key_scales", "value_scales") if kind == "float8_e4m3fn" else ():
+        options[name] = make(first, heads, slots, kind="float32")
+    return [make(first, heads, slots, size) for size in sizes], options
 
 
 def require_cache(

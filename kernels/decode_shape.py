@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from nnfront_kernels import rope_append
 from nnfront_kernels.attention import row
-from nnfront_kernels.cache import stored_tokens
+from nnfront_kernels.cache import example_cache, stored_tokens
 from nnfront_kernels.common import empties
-from nnfront_kernels.tiles import cdiv
 
 
 @dataclass(frozen=True)
@@ -77,22 +76,15 @@ def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple
     """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     options: dict[str, Any] = {"window": shape.window or None}
-    first, slots = shape.batch, shape.longest
-    if shape.page:
-        per = cdiv(shape.longest, shape.page)
-        options["pages"] = make(shape.batch, per, kind="int32")
-        first, slots = shape.batch * per, shape.page
-    q = make(shape.batch, shape.heads, shape.size)
+    sizes = (shape.size, shape.value_size or shape.size)
     kind = "float8_e4m3fn" if shape.fp8 else dtype
-    keys = make(first, shape.kv_heads, slots, shape.size, kind=kind)
-    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size, kind=kind)
-    for name in ("key_scales", "value_scales") if shape.fp8 else ():
-        options[name] = make(first, shape.kv_heads, slots, kind="float32")
+    cache, there = example_cache(shape.batch, shape.kv_heads, shape.longest, sizes, shape.page, kind, device)
+    q, options = make(shape.batch, shape.heads, shape.size), options | there
     if shape.new:
         heads, group = shape.heads, shape.kv_heads
-        widths = (heads * shape.size, group * shape.size, group * (shape.value_size or shape.size))
+        widths = (heads * shape.size, group * shape.size, group * sizes[1])
         parts = make(shape.batch, sum(widths)).split(widths, 1)
         q, new_k, new_v = (x.unflatten(1, (n, -1)) for x, n in zip(parts, (heads, group, group), strict=True))
         options |= {"new_keys": new_k, "new_values": new_v}
         options |= {name: make(shape.batch, 1, shape.size // 2, kind="float32") for name in ("cos", "sin")}
-    return (q, keys, values, make(shape.batch, kind="int32")), options
+    return (q, *cache, make(shape.batch, kind="int32")), options

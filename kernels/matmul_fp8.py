@@ -26,6 +26,7 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
+    empties,
     launcher,
     require_matrix,
     taking,
@@ -282,16 +283,9 @@ def require_scales(
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    depth = cdiv(shape.k, BLOCK) if shape.group else 1
-    tensors = (
-        torch.empty(shape.m, shape.k, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(shape.n, shape.k, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(shape.m, depth, dtype=torch.float32, device=device),
-        torch.empty(
-            cdiv(shape.n, BLOCK) if shape.group else shape.n, depth, dtype=torch.float32, device=device
-        ),
-    )
-    return tensors, {"gated": shape.gated}
+    make, depth = empties(dtype, device), cdiv(shape.k, BLOCK) if shape.group else 1
+    scales = (make(rows, depth, kind="float32") for rows in (shape.m, cdiv(shape.n, shape.group or 1)))
+    return (make(shape.m, shape.k), make(shape.n, shape.k), *scales), {"gated": shape.gated}
 
 
 launch = launcher(plan)

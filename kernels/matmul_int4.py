@@ -22,6 +22,7 @@ from nnfront_kernels.common import (
     Config,
     Kernel,
     Plan,
+    empties,
     launcher,
     require_matrix,
     row_stride,
@@ -251,15 +252,11 @@ def plan(
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    kind = getattr(torch, dtype)
-    groups = shape.k // shape.group
-    tensors = (
-        torch.empty(shape.m, shape.k, dtype=kind, device=device),
-        torch.empty(shape.n, shape.k // 2, dtype=torch.uint8, device=device),
-        torch.empty(groups, shape.n, dtype=kind, device=device),
-        torch.empty(groups, shape.n, dtype=torch.uint8, device=device) if shape.zero_points else None,
-    )
-    return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
+    make, groups = empties(dtype, device), shape.k // shape.group
+    x, w = make(shape.m, shape.k), make(shape.n, shape.k // 2, kind="uint8")
+    zeros = make(groups, shape.n, kind="uint8") if shape.zero_points else None
+    norm = norm_example(shape.k if shape.norm else 0, x.dtype, device)
+    return (x, w, make(groups, shape.n), zeros), {"gated": shape.gated, **norm}
 
 
 launch = launcher(plan)

@@ -17,6 +17,7 @@ from nnfront_kernels.common import (
     Config,
     Kernel,
     Plan,
+    empties,
     launcher,
     require_matrix,
     row_stride,
@@ -221,13 +222,10 @@ def plan(
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    kind = getattr(torch, dtype)
-    tensors = (
-        torch.empty(shape.m, shape.k, dtype=kind, device=device),
-        torch.empty(shape.n, shape.k, dtype=torch.int8, device=device),
-        torch.empty(shape.k // shape.group if shape.group else 1, shape.n, dtype=kind, device=device),
-    )
-    return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
+    make, groups = empties(dtype, device), shape.k // shape.group if shape.group else 1
+    x, w = make(shape.m, shape.k), make(shape.n, shape.k, kind="int8")
+    norm = norm_example(shape.k if shape.norm else 0, x.dtype, device)
+    return (x, w, make(groups, shape.n)), {"gated": shape.gated, **norm}
 
 
 launch = launcher(plan)

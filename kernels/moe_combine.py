@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import WARP, Config, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -118,11 +118,9 @@ def plan(
 
 
 def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    kind = getattr(torch, dtype)
-    rows = (shape.tokens, shape.top_k)
-    x = torch.empty(shape.tokens * shape.top_k, shape.width, dtype=kind, device=device)
-    weights = torch.empty(rows, dtype=torch.float32, device=device)
-    return (x, weights, torch.empty(rows, dtype=torch.int32, device=device), 128), {}
+    make, rows = empties(dtype, device), (shape.tokens, shape.top_k)
+    x = make(shape.tokens * shape.top_k, shape.width)
+    return (x, make(*rows, kind="float32"), make(*rows, kind="int32"), 128), {}
 
 
 launch = launcher(plan)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nnfront_kernels.cache import example_cache
 from nnfront_kernels.common import empties
-from nnfront_kernels.tiles import cdiv
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,14 @@ class PrefillShape:
 def example(shape: PrefillShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
-    tokens, total, values = shape.batch * shape.seq, shape.before + shape.seq, shape.value_size or shape.size
+    tokens, sizes = shape.batch * shape.seq, (shape.size, shape.value_size or shape.size)
     options: dict[str, Any] = {"longest": shape.seq, "window": shape.window or None, "causal": shape.causal}
-    rows: tuple[int, ...] = (tokens, shape.kv_heads)
-    if shape.page:
-        per = cdiv(total, shape.page)
-        options["pages"] = make(shape.batch, per, kind="int32")
-        rows = (shape.batch * per, shape.kv_heads, shape.page)
-    elif shape.before or shape.fp8:
-        rows = (shape.batch, shape.kv_heads, total)
+    kept = [make(tokens, shape.kv_heads, size) for size in sizes]
+    if shape.page or shape.before or shape.fp8:
+        room, kind = shape.before + shape.seq, "float8_e4m3fn" if shape.fp8 else dtype
+        kept, there = example_cache(shape.batch, shape.kv_heads, room, sizes, shape.page, kind, device)
+        options |= there
     if shape.before:
         options["before"] = make(shape.batch, kind="int32")
-    kind = "float8_e4m3fn" if shape.fp8 else dtype
-    for name in ("key_scales", "value_scales") if shape.fp8 else ():
-        options[name] = make(*rows, kind="float32")
     q, starts = make(tokens, shape.heads, shape.size), make(shape.batch + 1, kind="int32")
-    return (q, make(*rows, shape.size, kind=kind), make(*rows, values, kind=kind), starts), options
+    return (q, *kept, starts), options

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import WARP, Config, Kernel, KernelError, Plan, launcher, strides, taking
+from nnfront_kernels.common import WARP, Config, Kernel, KernelError, Plan, empties, launcher, strides, taking
 from nnfront_kernels.quantize_fp8 import encode
 from nnfront_kernels.quantized import FP8_SMALLEST
 from nnfront_kernels.remembered import remembered
@@ -311,14 +311,9 @@ def plan(
 def example(shape: RopeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values: views into a fused projection, and float32 tables."""
     heads = (shape.heads, shape.kv_heads, shape.kv_heads)
-    fused = torch.empty(
-        shape.batch, shape.tokens, sum(heads), shape.size, dtype=getattr(torch, dtype), device=device
-    )
-    q, k, _ = fused.split(heads, 2)
-    tables = (
-        torch.empty(shape.batch, shape.tokens, shape.pairs, dtype=torch.float32, device=device)
-        for _ in range(2)
-    )
+    make, tokens = empties(dtype, device), (shape.batch, shape.tokens)
+    q, k, _ = make(*tokens, sum(heads), shape.size).split(heads, 2)
+    tables = (make(*tokens, shape.pairs, kind="float32") for _ in range(2))
     return (q, k, *tables), {"interleaved": shape.interleaved}
 
 

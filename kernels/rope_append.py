@@ -19,7 +19,15 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import rope
-from nnfront_kernels.cache import moved, pointers, require_cache, require_counts, rounded, slots_of
+from nnfront_kernels.cache import (
+    example_cache,
+    moved,
+    pointers,
+    require_cache,
+    require_counts,
+    rounded,
+    slots_of,
+)
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, empties, launcher, strides
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
@@ -280,16 +288,9 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
         for _ in range(2)
     ]
     options: dict[str, Any] = {"interleaved": shape.interleaved}
-    first, slots = shape.batch, room
-    if shape.page:
-        per = cdiv(room, shape.page)
-        options["pages"] = make(shape.batch, per, kind="int32")
-        first, slots = shape.batch * per, shape.page
     kind = "float8_e4m3fn" if shape.fp8 else dtype
-    cache = (make(first, shape.kv_heads, slots, each, kind=kind) for each in sizes[1:])
-    for name in ("key_scales", "value_scales") if shape.fp8 else ():
-        options[name] = make(first, shape.kv_heads, slots, kind="float32")
-    return (q, k, v, *tables, make(shape.batch, kind="int32"), *cache), options
+    cache, there = example_cache(shape.batch, shape.kv_heads, room, sizes[1:], shape.page, kind, device)
+    return (q, k, v, *tables, make(shape.batch, kind="int32"), *cache), options | there
 
 
 launch = launcher(plan)

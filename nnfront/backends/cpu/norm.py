@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu.in_c import by_types, kernel
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand
-from nnfront.backends.kernel import ACCEPTED, Accepts, Context
+from nnfront.backends.kernel import ACCEPTED, Accepts, Context, Kernel
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout
 
@@ -155,19 +155,6 @@ def _vectors_fit(run: Run, context: Context) -> str:
     return ACCEPTED if found <= {dtype} or is_wider else "weight, bias and rows differ in dtype"
 
 
-def _of_sum(accepts: Accepts, attr: str, why: str) -> Accepts:
-    """Accept the norm of a sum that C takes, which has an attribute and is one that `accepts` takes of rows; `why` not, if it is another kind."""
-
-    def accepts_sum(run: Run, context: Context) -> str:
-        if attr not in run.attrs:
-            return why
-        x, _, *vectors = run.inputs
-        of_rows = replace(run, inputs=(x, *vectors))
-        return by_types(_write_of_sum)(run, context) or accepts(of_rows, context)
-
-    return accepts_sum
-
-
 def _rms_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: Layout | None) -> int:
     """For a half type the result in float32, unless there is one row only."""
     is_row = x.count == x.shape[-1] and weight is not None and weight.dtype == x.dtype and bias is None
@@ -187,45 +174,43 @@ def _norm_of_sum_bytes(
     return of_rows(run, x, weight, bias) + (0 if len(run.outputs) == 2 else x.count * x.item)
 
 
-_SUM = "small batches: the sum in the kernel of the norm"
-KERNELS = tuple(
-    kernel(name, op, write, general, why, accepts, held=held)
-    for name, op, general, why, accepts, write, held in (
-        (
-            "rms_norm_last",
-            "rms_norm",
-            rms_norm_last,
-            "half the passes over the rows, rounded once",
-            _rms_over_last_axis,
-            _write,
-            _rms_norm_last_bytes,
-        ),
-        (
-            "layer_norm_last",
-            "layer_norm",
-            layer_norm_last,
-            "one pass over the rows, rounded once",
-            _layer_over_last_axis,
-            _write,
-            _layer_norm_last_bytes,
-        ),
-        (
-            "rms_norm_of_sum",
-            "norm_residual",
-            norm_of_sum,
-            _SUM,
-            _of_sum(_rms_over_last_axis, "axes", "it is a layer norm"),
-            _write_of_sum,
-            _norm_of_sum_bytes,
-        ),
-        (
-            "layer_norm_of_sum",
-            "norm_residual",
-            norm_of_sum,
-            _SUM,
-            _of_sum(_layer_over_last_axis, "normalized_shape", "it is a root-mean-square norm"),
-            _write_of_sum,
-            _norm_of_sum_bytes,
-        ),
+def _norm_of_sum(name: str, accepts: Accepts, attr: str, why_not: str) -> Kernel:
+    """The norm of a sum that C takes, which has an attribute and is one that `accepts` takes of rows; `why_not`, if it is another kind."""
+
+    def accepts_sum(run: Run, context: Context) -> str:
+        if attr not in run.attrs:
+            return why_not
+        x, _, *vectors = run.inputs
+        of_rows = replace(run, inputs=(x, *vectors))
+        return by_types(_write_of_sum)(run, context) or accepts(of_rows, context)
+
+    why = "small batches: the sum in the kernel of the norm"
+    return kernel(
+        name, "norm_residual", _write_of_sum, norm_of_sum, why, accepts_sum, held=_norm_of_sum_bytes
     )
+
+
+KERNELS = (
+    kernel(
+        "rms_norm_last",
+        "rms_norm",
+        _write,
+        rms_norm_last,
+        "half the passes over the rows, rounded once",
+        _rms_over_last_axis,
+        held=_rms_norm_last_bytes,
+    ),
+    kernel(
+        "layer_norm_last",
+        "layer_norm",
+        _write,
+        layer_norm_last,
+        "one pass over the rows, rounded once",
+        _layer_over_last_axis,
+        held=_layer_norm_last_bytes,
+    ),
+    _norm_of_sum("rms_norm_of_sum", _rms_over_last_axis, "axes", "it is a layer norm"),
+    _norm_of_sum(
+        "layer_norm_of_sum", _layer_over_last_axis, "normalized_shape", "it is a root-mean-square norm"
+    ),
 )
