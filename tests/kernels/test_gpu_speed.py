@@ -24,6 +24,17 @@ def model(parts):
     return importlib.import_module("model")
 
 
+def test_memory_is_as_planned_with_a_workspace_of_cublas_or_one_that_is_shared_and_not_else(parts):
+    runtime, planned = importlib.import_module("runtime"), 100 << 20
+    for taken in (planned, planned + runtime.OF_CUBLAS, 0.85 * planned):
+        assert runtime.is_as_planned(taken, planned)
+    for taken in (
+        planned // 2,
+        2 * planned,
+    ):  # nothing of what is planned as alive at once was, or a value more
+        assert not runtime.is_as_planned(taken, planned)
+
+
 def test_a_decode_step_reads_all_weights_but_the_embeddings_and_every_token(model):
     config = model.SMALL  # 259 rows of 64 embeddings, 1 layer, 1 key head of 32
     assert model.decode_bytes(10**6, config, 7, None) == 10**6 - 2 * 259 * 64 + 7 * 2 * 32 * 2
