@@ -92,6 +92,11 @@ def builds(kernel: Kernel, archs: Sequence[str] = HEADS) -> list[Build]:
     return made
 
 
+def relatives(kernel: Kernel) -> list[Build]:
+    """One for each arch that takes the configs of another."""
+    return list({build.arch: build for build in reversed(builds(kernel, RELATED))}.values())
+
+
 def others(kernel: Kernel, archs: Sequence[str]) -> list[Build]:
     """Every config of a kernel with shapes of its own."""
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
@@ -218,7 +223,7 @@ def missing_file() -> str:
 def main(names: list[str]) -> None:
     kernels = [kernel for kernel in nnfront_kernels.KERNELS if kernel.name in names or not names]
     found = {name: numbers for name, numbers in load().items() if names and name.split("-")[0] not in names}
-    for build in (build for kernel in kernels for build in builds(kernel)):
+    for build in (build for kernel in kernels for build in (*builds(kernel), *relatives(kernel))):
         numbers = compile_build(build)
         for rule in broken_rules(build, numbers):
             print(f"{build}: {rule}", flush=True)
