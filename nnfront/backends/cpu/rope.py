@@ -109,7 +109,7 @@ def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> 
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
     demand_bfloat16(x=x)
-    builder.limit(prod(x.shape) > 0, "there are no elements")
+    builder.limit_count(prod(x.shape), None, "elements")
     next_table = table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     sizes = rows, heads, size, *kind, heads * size, next_table, builder.threads

@@ -134,10 +134,9 @@ class TapeBuilder:
         demand(is_right or self.any_size, why)
 
     def limit_count(self, count: int, most: int | None, what: str) -> None:
-        """Refuse more than so many of something, and none."""
-        self.limit(
-            0 < count and (most is None or count <= most), f"there are more than {most} {what}, or none"
-        )
+        """Refuse none of something, and more than so many, if there is a limit."""
+        limit = f"there are no {what}" if most is None else f"there are more than {most} {what}, or none"
+        self.limit(0 < count and (most is None or count <= most), limit)
 
     def call(self, kernel: str, *given: int | float | Place | Value | None) -> None:
         """Add a call: numbers, then operands or where they lie, None for one that is absent."""

@@ -18,6 +18,7 @@ enum {
     FEW_ROWS = ROWS_TOGETHER / 2,
     MOST_SUMS = 32,  // a multiple of 16 and of FLOATS
     LINE = 64,  // bytes
+    NEAR_BLOCK = 1 << 12,  // elements of a block that the nearest cache holds beside those before it
     NEAR_X = 1 << 21,  // elements of x that caches hold beside what passes through them
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
@@ -33,9 +34,10 @@ typedef struct {
     float bias[2][MOST_SUMS];  // of each sum
 } Outputs;
 
-// What of the rows behind a block is fetched: `each` lines of each half, from so many bytes on, every so many columns.
+// What of the rows behind a block is fetched: `each` lines of each half, from so many bytes on, every so many columns, and whether into the nearest cache.
 typedef struct {
     Py_ssize_t from, every;
+    bool is_near;
 } Fetch;
 
 // LANES values, or the first `count` of them.
@@ -97,7 +99,11 @@ FAST INLINE void multiply_rows(const Outputs *some, Py_ssize_t first, Fetch fetc
 #pragma GCC unroll 2
         for (int half = 0; half < halves; half++)
 #pragma GCC unroll 6
-            for (int line = 0; line < each; line++) __builtin_prefetch((const char *)(some->rows[half] + each * columns) + fetch.from + line * LINE, 0, 2);
+            for (int line = 0; line < each; line++) {
+                const char *there = (const char *)(some->rows[half] + each * columns) + fetch.from + line * LINE;
+                if (fetch.is_near) __builtin_prefetch(there, 0, 3);
+                else __builtin_prefetch(there, 0, 2);
+            }
         fetch.from += each * LINE;
         for (const Py_ssize_t end = i + fetch.every < whole ? i + fetch.every : whole; i < end; i += LANES) add_columns(sums, some->rows, x, columns, i, rows, each, halves, true);
     }
@@ -116,7 +122,7 @@ FAST INLINE Py_ssize_t multiply_blocks(const Product *p, Py_ssize_t at, Py_ssize
             for (int i = 0; i < ROWS_TOGETHER * each; i++) some.bias[half][i] = widened(p->bias[half * p->outputs + at + i % each]);
         for (Py_ssize_t part = 0; part < parts; part++) {
             const Py_ssize_t first = p->rows * part / parts;
-            const Fetch fetch = part < fetching ? (Fetch){part * fetched, every} : (Fetch){0, p->columns};
+            const Fetch fetch = part < fetching ? (Fetch){part * fetched, every, each * halves * p->columns <= NEAR_BLOCK} : (Fetch){0, p->columns, false};
 #define ROWS(rows) case rows: multiply_rows(&some, first, fetch, rows, each, halves); break;
             switch (p->rows * (part + 1) / parts - first) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) }
 #undef ROWS
