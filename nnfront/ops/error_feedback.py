@@ -25,7 +25,7 @@ Nearest = Callable[..., torch.Tensor]
 """From numbers, and for each of them what a format needs to know (scales, zero points), to the nearest numbers of the format."""
 
 
-def scratch_bytes(elements: int, moments: int) -> int:
+def scratch_bytes(elements: int, moments: int, scales: int = 0) -> int:
     """Return the most bytes that rounding so many elements by so many moments takes besides its operands and results; pieces of the results, of at most 2 bytes an element, are joined."""
     return 48 * moments + 2 * elements + 64 * min(elements, PIECE * torch.get_num_threads())
 
@@ -66,14 +66,15 @@ class ErrorFeedback:
 
 
 def by_rows(
-    round: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], rows: torch.Tensor
+    round: Callable[..., tuple[torch.Tensor, ...]], rows: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return what `round` gives for rows, some at a time on each thread."""
-    parts = torch.split(rows, max(PIECE // max(rows.shape[1], 1), 1))
-    if len(parts) == 1:
-        return round(rows)
+    """Return what `round` gives for rows, and what others hold of them, some at a time on each thread."""
+    step = max(PIECE // max(rows.shape[1], 1), 1)
+    if len(rows) <= step:
+        return round(rows, *others)
+    parts = (torch.split(each, step) for each in (rows, *others))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return tuple(torch.cat(each) for each in zip(*pool.map(round, parts), strict=True))
+        return tuple(torch.cat(each) for each in zip(*pool.map(round, *parts), strict=True))
 
 
 def _round(

@@ -16,19 +16,24 @@ from nnfront.ops.error_feedback import ErrorFeedback, by_rows, scratch_bytes
 from nnfront.ops.quant import quantize
 from nnfront.ops.quant_blocks import quantize_blocks
 from nnfront.ops.rounding import integers, looked_up, nearest
-from nnfront.ops.rules import FLOAT8, require, require_float
+from nnfront.ops.rules import FLOAT8, require, require_float, require_same
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
 @op(stricter="x holds floats, where the reference would convert", holds=scratch_bytes)
 def quantize_calibrated(
-    x: TensorType, moments: TensorType, format: str, group_size: int | None = None
+    x: TensorType,
+    moments: TensorType,
+    format: str,
+    group_size: int | None = None,
+    scales: TensorType | None = None,
 ) -> Type:
     """Store a weight in a format of `nnfront.quant_format`, rounded so that its products with inputs like those of the moments are near what they were (GPTQ).
 
     Shapes: x [..., n], moments float32 [n / m, m, m]: of each m neighbouring inputs the sums of their products with each other, as `input_moments` gives them.
     The results and the scales are those of `quantize` with `fit`, or of `quantize_blocks`; integers are chosen one input after the other, those of large inputs first, each making up
     for what the ones before it have added to the product. A block of moments that are those of no inputs (not finite, or not positive definite) changes nothing.
+    scales: float32 [..., groups], of a float of 8 bits, which outputs may share: the result is what is stored under these, a tensor of x's shape.
     """
     require_float(x)
     require(x.ndim > 1, "x has {} axes, expected rows", x.ndim)
@@ -45,6 +50,24 @@ def quantize_calibrated(
         list(moments.shape),
         inputs,
     )  # fmt: skip
+    if scales is not None:
+        require(
+            scales.dtype == "float32" and scales.ndim == x.ndim,
+            "scales must be float32 with {} axes, got {}",
+            x.ndim,
+            scales,
+        )
+        for size, of_x in zip(scales.shape[:-1], x.shape[:-1], strict=True):
+            require_same(size, of_x, "x is {} and its scales are {}", x, scales)
+        groups = scales.shape[-1]
+        require(
+            isinstance(groups, int) and 0 < groups and inputs % groups == 0,
+            "{} inputs do not divide into {} groups",
+            inputs,
+            groups,
+        )
+        require(_known(format).dtype in FLOAT8, "scales are given for floats of 8 bits, not for {}", format)
+        return TensorType(x.shape, _known(format).dtype)
     if _known(format).block is not None:
         return quantize_blocks.infer(x, format=format)
     return quantize.infer(x, **_attrs(x, _known(format), group_size))
@@ -77,9 +100,19 @@ def _attrs(x: TensorType, format: QuantFormat, group_size: int | None) -> dict[s
 
 
 @quantize_calibrated.reference
-def _(x: torch.Tensor, moments: torch.Tensor, format: str, group_size: int | None) -> Any:
+def _(
+    x: torch.Tensor,
+    moments: torch.Tensor,
+    format: str,
+    group_size: int | None,
+    scales: torch.Tensor | None = None,
+) -> Any:
     known, feedback = FORMATS[format], ErrorFeedback.of(moments)
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
+    if scales is not None:
+        given = scales.reshape(len(rows), scales.shape[-1])
+        (q,) = by_rows(lambda part, its: (_in_floats(part, feedback, known, its),), rows, given)
+        return q.view(x.shape)
     if known.block is not None:
         (blocks,) = by_rows(lambda part: (_in_blocks(part, feedback, known),), rows)
         return blocks.view(*x.shape[:-1], blocks.shape[-1])
@@ -103,20 +136,28 @@ def _in_parts(
 ) -> tuple[torch.Tensor, ...]:
     q, stored, *others = quantize.run((rows,), attrs)
 
-    def of_each(x: torch.Tensor) -> torch.Tensor:
-        return x.repeat_interleave(rows.shape[1] // x.shape[1], 1)
-
     scale = looked_up(stored, format.scale_values, torch.float32) if format.scale_values else stored.float()
     if format.values or format.dtype in FLOAT8:
-        scale = of_each(scale * others[0] if format.has_factor else scale)
-        wanted = feedback.compensated(rows, _of_floats(format), scale)
-        return _float_places(format, wanted / scale), stored, *others
+        scale = scale * others[0] if format.has_factor else scale
+        return _in_floats(rows, feedback, format, scale), stored, *others
     half = 2 ** (format.bits - 1) if format.symmetric else 0
     ends = (-half if attrs["fit"] or not half else 1 - half, 2**format.bits - 1 - half)
-    minimum = of_each(torch.zeros_like(scale) if format.symmetric else others[0] * scale)
-    scale = of_each(scale)
+    minimum = _of_each(torch.zeros_like(scale) if format.symmetric else others[0] * scale, rows)
+    scale = _of_each(scale, rows)
     wanted = feedback.compensated(rows, _between(ends), scale, minimum)
     return integers(_placed(wanted, scale, minimum, ends), *ends, q.dtype), stored, *others
+
+
+def _in_floats(
+    rows: torch.Tensor, feedback: ErrorFeedback, format: QuantFormat, scale: torch.Tensor
+) -> torch.Tensor:
+    scale = _of_each(scale, rows)
+    return _float_places(format, feedback.compensated(rows, _of_floats(format), scale) / scale)
+
+
+def _of_each(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What is said of groups, for each number of the rows."""
+    return x.repeat_interleave(rows.shape[1] // x.shape[1], 1)
 
 
 def _placed(

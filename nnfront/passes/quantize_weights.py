@@ -234,7 +234,8 @@ class _Quantizing(Mutator):
         format = wanted.format
         names = [f"{weight.name}.{part}" for part in format.parts]
         if format.shared_outputs != 1:
-            parts = with_shared_scales(builder, weight, format, names)
+            moments = None if wanted.moments is None else self._moments(wanted.moments)
+            parts = with_shared_scales(builder, weight, format, names, moments)
         elif format.block is not None:
             parts = [self._rounded(builder, weight, wanted, names[0])]
         else:
@@ -252,14 +253,15 @@ class _Quantizing(Mutator):
     def _rounded(self, builder: FunctionBuilder, weight: Var, wanted: Wanted, name: str = "") -> Var:
         """The weight in its format: blocks under the name, or all of its parts."""
         assert isinstance(weight.type, TensorType)
-        format, args = wanted.format, [weight]
+        format = wanted.format
+        args: list[Var | Param | None] = [weight]
         attrs: dict[str, Any] = {"format": format.name}
         if format.block is None:
             attrs["group_size"] = _group(format, weight)
         op = ops.quantize if format.block is None else ops.quantize_blocks
         if wanted.moments is not None:
             op = ops.quantize_calibrated
-            args.append(self._moments(wanted.moments))
+            args += [self._moments(wanted.moments), None]
         elif format.block is None:
             attrs |= {"axis": weight.type.ndim - 1, "fit": format.fit}
         return builder.emit(canonical_call(op, args, attrs), name)

@@ -142,9 +142,9 @@ def _run_in_blocks(call: Callable[..., Any], run: Run, frame: Frame) -> None:
 def _check_scales(run: Run, frame: Frame) -> None:
     """Refuse a weight with elements that are no finite numbers: a group with one of them would be NaN in few bits."""
     format = FORMATS.get(run.attrs.get("format", ""))
-    scales: torch.Tensor = (
-        _units(frame[run.outputs[0]], format.block) if format and format.block else frame[run.outputs[1]]
-    )
+    q, *others = run.outputs
+    at = others[0] if others else run.inputs[-1]  # which were given
+    scales: torch.Tensor = _units(frame[q], format.block) if format and format.block else frame[at]
     wrong = (
         scales == len(format.scale_values) - 1
         if format is not None and format.scale_values

@@ -197,12 +197,15 @@ def _(draw: Draw, name: str) -> Case:
 @case("quantize_calibrated")
 def _(draw: Draw, name: str) -> Case:
     format = draw(st.sampled_from(list(FORMATS)))
-    blocks = FORMATS[format].block
-    columns = 128 if blocks else draw(st.sampled_from([32, 64]))
+    known = FORMATS[format]
+    columns = 128 if known.block else draw(st.sampled_from([32, 64]))
     shape = (*shape_of(draw, 1, 2), columns)
-    moments = make((columns // 16, 16, 16), "float32")
-    group = None if blocks or FORMATS[format].fixed_groups else draw(st.sampled_from([None, 16]))
-    return Case((make(shape, dtype_of(draw, FLOATS)), moments), {"format": format, "group_size": group})
+    moments, scales = make((columns // 16, 16, 16), "float32"), None
+    if known.dtype in FLOAT8 and draw(st.booleans()):
+        scales = make((*shape[:-1], draw(st.sampled_from([1, 2]))), "float32")
+    group = None if known.block or known.fixed_groups else draw(st.sampled_from([None, 16]))
+    operands = make(shape, dtype_of(draw, FLOATS)), moments, scales
+    return Case(operands, {"format": format, "group_size": group})
 
 
 @case("linear_int8")

@@ -59,6 +59,21 @@ def test_products_with_such_inputs_lose_less_in_every_format(format):
             assert torch.equal(part, same)  # scales and zero points are those of `quantize`
 
 
+@pytest.mark.parametrize("format", ["fp8", "fp8_e5m2"])
+def test_float8_under_scales_that_outputs_share_loses_less_in_products(format):
+    w, x = weight(), inputs()
+    shared = (
+        (w.abs().max() / torch.finfo(getattr(torch, FORMATS[format].dtype)).max).expand(ROWS, 1).contiguous()
+    )
+    q = op.quantize_calibrated(w, moments(x), format, scales=shared)
+    plainly = (w / shared).to(q.dtype)
+    lost = [float((x @ (each.float() * shared - w).T).square().mean()) for each in (q, plainly)]
+    assert lost[0] < 0.75 * lost[1]
+    own = op.quantize_calibrated(w, moments(x), format)
+    again = op.quantize_calibrated(w, moments(x), format, scales=own[1])
+    assert torch.equal(again.view(torch.uint8), own[0].view(torch.uint8))
+
+
 def by_surgery(w: torch.Tensor, scale: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     """Columns are rounded one after the other, and the inverse of what is left of H is made anew for each."""
     w, h = w.double().clone(), h.double()

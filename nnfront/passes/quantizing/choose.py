@@ -84,8 +84,7 @@ def choose(ir: IRModule, scheme: QuantScheme, moments: Mapping[str, TensorType] 
             if after >= before:
                 wanted, after, reason = None, before, "would take no fewer bytes"
         inputs = tuple(dict.fromkeys(read.shape[-1] for read in reads if read.shape))
-        fits = wanted is not None and wanted.shared_outputs == 1 and key in moments
-        fits = fits and inputs == (prod(moments[key].shape[:2]),)
+        fits = wanted is not None and key in moments and inputs == (prod(moments[key].shape[:2]),)
         chosen[key] = Choice(key, role, elements, before, after, wanted, reason, fits, inputs)
     in_order = {
         name: tuple(None if read.weight is None else _wanted_of(chosen[read.key]) for read in reads)
