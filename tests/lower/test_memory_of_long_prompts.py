@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a block of a prompt: what it holds does not grow with what came before, and what it computes is attention to all of that."""
+"""Long prompts: what they take besides the cache does not grow with them. Attention of a block of one computes attention to all that came before."""
+
+import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_checks import measured_peak
+from nnfront_models import llama
 
+import nnfront as nn
+from nnfront.artefact.manifest import TextModel
 from nnfront.backends.cpu import attention_blocks
 from nnfront.backends.cpu.attention_blocks import in_blocks
 from nnfront.backends.cpu.attention_memory import NEAR
@@ -55,3 +62,38 @@ def test_what_a_block_holds_does_not_grow_with_what_came_before(dtype: torch.dty
     assert peaks[1] <= peaks[0] + (64 << 10)
     # Less than the mask of a block that saw all of it would take.
     assert peaks[1] < 64 * 4 * 9 * NEAR * dtype.itemsize
+
+
+LONG = 8192
+CONFIG = dataclasses.replace(
+    llama.TINY,
+    hidden_size=256,
+    intermediate_size=512,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=LONG + 1,
+    dtype="bfloat16",
+)
+
+
+@pytest.mark.parametrize("format", few_of([None, "int4", "int8"], 2))
+def test_a_prompt_of_8192_tokens_takes_no_more_besides_its_cache_than_one_of_512(format):
+    model = llama.build(CONFIG)
+    ir = model.export(llama.export_spec(CONFIG))
+    ir = ir if format is None else nn.passes.quantize_weights(ir, format)
+    sizes = {name: [int(s) for s in p.shape] for name, p in model.named_parameters()}
+    weights = {name: torch.randn(shape).bfloat16() / 20 for name, shape in sizes.items()}
+    session = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
+    assert format is None or any(name.endswith(f".{format}") for name in session.weights)
+    llm = nn.LLM(session, TextModel("llama", CONFIG.vocab_size, LONG + 1), CONFIG, Path())
+    ids = torch.randint(CONFIG.vocab_size, (1, LONG))
+
+    def beyond_cache(count: int) -> int:
+        taken = measured_peak(lambda: llm.generate_ids(ids[:, :count], max_new_tokens=1))
+        return taken - session.make_cache(batch=1, max_seq=count + 1).nbytes
+
+    llm.generate_ids(ids[:, :1024], max_new_tokens=1)  # what libraries keep is there then
+    short, long = beyond_cache(512), beyond_cache(LONG)
+    assert long <= short + (
+        1 << 20
+    )  # a mask of one call alone, of 512 tokens beside 8,192, would take eight times as much
