@@ -35,7 +35,7 @@ NO_ACTIVATION = 9
 
 
 def operands(format: QuantFormat | None, outputs: int, columns: int) -> list[torch.Tensor | None]:
-    """A random weight, scales and zero points."""
+    """A random weight, scales, and zero points or what scales in float8 are multiplied by."""
     if format is None:
         return [torch.randn(outputs, columns).bfloat16()]
     if format.block is not None:
@@ -49,6 +49,8 @@ def operands(format: QuantFormat | None, outputs: int, columns: int) -> list[tor
     scales = torch.rand(outputs, groups) / 8 + 0.01
     if format.scale_values:
         scales = torch.randint(120, 130, (outputs, groups), dtype=torch.uint8)
+    elif format.has_factor:
+        return [weight, scales.to(torch.float8_e4m3fn), torch.rand(outputs, 1)]
     elif format.read_scales is None:
         scales = scales.bfloat16()
     zeros = None if format.symmetric else torch.randint(0, 16, (outputs, groups), dtype=torch.uint8)

@@ -88,6 +88,20 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
 
 
 @native_only
+def test_each_scale_of_8_bits_in_each_place_is_what_it_stands_for():
+    groups = 9  # a step of vectors and a part of one
+    codes = torch.arange(256)[:, None] + torch.arange(groups)
+    scales = (codes % 256).to(torch.uint8).view(torch.float8_e4m3fn)
+    ones = torch.full((256, 8 * groups), 0x22, dtype=torch.uint8)
+    x = torch.eye(groups).repeat_interleave(16, 1) * (torch.arange(16 * groups) % 16 == 3)
+    y = in_c(FORMATS["nvfp4"], x.bfloat16(), ones, scales, torch.full((256, 1), 0.5), None)
+    expected = (
+        torch.eye(groups).double() @ (scales.double() / 2).T
+    )  # a scale that is no number makes none of its output
+    torch.testing.assert_close(y, expected.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@native_only
 @pytest.mark.parametrize("outputs", [1, 3, 16, 19])
 @pytest.mark.parametrize(("index", "stored", "group"), [(0, "int8", 0), (4, "int4", 32)])
 def test_nothing_is_written_beside_the_result(index, stored, group, outputs):

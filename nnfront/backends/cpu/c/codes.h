@@ -114,7 +114,7 @@ FAST INLINE float scale_at(const void *scales, const Scales kind, Py_ssize_t at)
 // FLOATS of them, or the first of them that `there` marks.
 FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_t at, Lanes there) {
     if (kind < POWERS) return elements(scales, kind == FLOAT_SCALES, at, there);
-    if (kind == FLOAT8_SCALES) return decoded(bytes_there((const uint8_t *)scales + at, there));
+    if (kind == FLOAT8_SCALES) return decoded_there((const uint8_t *)scales + at, there);
     const Bits exponents = bytes_there((const uint8_t *)scales + at, there), is_least = (Bits)(exponents == 0), is_nan = (Bits)(exponents == 255);
     return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
 }
