@@ -95,14 +95,10 @@ def test_what_is_no_number_is_not_hidden(where: str, value: float):
     assert not y.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("size", "dtype", "seq"),
-    [(32, torch.float32, 1), (32, torch.bfloat16, 9)],
-)
-def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype, seq: int):
-    name = str(dtype).removeprefix("torch.")
-    layer = make_layer(kv_layer(1, size, name, 1, 16, None))
-    q = k = v = torch.ones(1, seq, 1, size, dtype=dtype)
+@pytest.mark.parametrize(("size", "dtype"), [(32, "float32"), (4096, "bfloat16")])
+def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: str):
+    layer = make_layer(kv_layer(1, size, dtype, 1, 16, None))
+    q = k = v = torch.ones(1, 1, 1, size, dtype=getattr(torch, dtype))
     assert attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (0,)
 
@@ -190,11 +186,10 @@ def test_q_and_k_of_a_fused_projection_are_rotated_before(data: st.DataObject):
     assert ((y.double() - rounded).abs() <= rounded.abs() * 2**-8 + 0.02).all()
 
 
-def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
+def test_fused_projections_with_other_tables_or_dtypes_are_left_to_others():
     layer, table = make_filled([1], 1, 32, 4, None), torch.ones(1, 1, 1, 32)
     qkv = torch.ones(1, 1, 96).bfloat16()
     for x, cos in (
-        (qkv.repeat(1, 9, 1), table),
         (qkv.float(), table),
         (qkv, table.double()),
         (qkv, table.repeat(1, 2, 1, 1)),

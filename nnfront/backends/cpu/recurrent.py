@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
-from nnfront.backends.cpu.decode_attention import FEW, Scores
+from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.elementwise import copied
 from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16
@@ -26,6 +26,7 @@ from nnfront.lower.reference import reference
 from nnfront.memory.allocations import metered
 from nnfront.memory.layout import Layout
 
+FEW = 8  # tokens of a sequence that are taken one after the other
 MOST_KEYS = 1024  # features of a key of the delta rule in C
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention of a few tokens of each sequence is written down for the tape."""
+"""How attention is written down for the tape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu.decode_attention import FEW, MOST_FEATURES, PLACES, Scores, bias_sizes
+from nnfront.backends.cpu.decode_attention import MOST_FEATURES, PLACES, Scores, bias_sizes
 from nnfront.backends.cpu.rope import is_interleaved, table_step
 from nnfront.backends.cpu.tape_builder import (
     LayerValue,
@@ -53,13 +53,12 @@ def write_qkv_attention(
     layer: LayerValue | None,
     sinks: Value | None,
 ) -> Sequence[Operand]:
-    """A few tokens, by the places that `decode_attention.attend_rotated` has."""
+    """Attention of a fused projection, by places in it."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
     size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
     rows = batch * seq
     demand_bfloat16(qkv=qkv)
-    builder.limit(seq <= FEW, f"there are more than {FEW} tokens of a sequence")
     next_table = table_step(cos, rows, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(rows * turned_width * item)
@@ -88,7 +87,7 @@ def _append_and_attend(
     if layer is None:
         raise Refused("there is no cache")
     demand(run.attrs.get("is_causal", True), "it sees later tokens too")
-    builder.limit_count(seq if prod(sizes) else 0, FEW, "tokens of a sequence")
+    builder.limit(prod(sizes) > 0, "there are no tokens")
     demand(size + value_size <= MOST_FEATURES, f"a key and a value have more than {MOST_FEATURES} features")
     floats = (torch.bfloat16, torch.float32)
     are_read = kinds[0] in (None, *floats) and kinds[1] in (None, torch.bool, *floats)
