@@ -20,7 +20,7 @@ from nnfront_kernels import (
     rope_append,
     split_k,
 )
-from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_kernels.common import KernelError, Plan, launched_by, planning_for
 from nnfront_kernels.inspect import report
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -112,6 +112,16 @@ def test_lengths_are_not_even_read_for_a_plan(make):
     nowhere = {id(tensor): tensor.to("meta") for tensor in counts}
     options = {name: nowhere.get(id(value), value) for name, value in options.items()}
     planned((module, tensors, options, [nowhere[id(tensor)] for tensor in counts]))
+
+
+def test_only_a_base_lets_a_cache_hold_fewer_sequences_than_there_are_queries():
+    module, (q, keys, values), options, (counts,) = decode(False, False)
+    base = torch.zeros(4, dtype=torch.int64)
+    module.plan(q, keys[:2], values[:2], counts, **options, base=base, arch="sm_90")
+    with pytest.raises(KernelError, match="keys must hold 3 sequences, got 2"):
+        module.plan(q, keys[:2], values[:2], counts, **options, arch="sm_90")
+    with pytest.raises(KernelError, match="keys must hold 2 sequences, got 3"):
+        module.plan(q[:2], keys, values, counts[:2], **options, base=base, arch="sm_90")
 
 
 def elsewhere(made: tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]) -> Any:

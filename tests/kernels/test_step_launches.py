@@ -123,7 +123,7 @@ LAYERS = [
     # qkv, output and its residual, gate and up, down and its residual; the first and third normalise what they read
     (None, 1, ATTENTION | {"matmul_small_m": 4}),
     (None, 16, ATTENTION | {"matmul_small_m": 4}),
-    (None, 17, ATTENTION | {"matmul_small_m": 4, "rms_norm": 2}),
+    (None, 17, ATTENTION | {"matmul_small_m": 4, "norm": 2}),
     ("int4", 1, ATTENTION | {"matmul_int4": 4}),
     ("int8", 16, ATTENTION | {"matmul_int8": 4}),
     ("fp8", 1, ATTENTION | {"matmul_fp8": 4, "quantize_fp8": 4}),
