@@ -3,8 +3,8 @@
 
     y[r, i] = act(gate[r, i]) * up[r, i]          act: silu, gelu (with erf) or gelu_tanh
 
-Shapes: gate, up and y [rows, size], adjacent along size, any strides between rows; or gate and up are the left and the right
-half of one [rows, 2 * size]. In float32, rounded once. y may be gate or up.
+Shapes: gate, up and y [rows, size], adjacent along size, any strides between rows: gate and up may be the left and the right
+half of one tensor. In float32, rounded once. y may be gate or up.
 
 Source: Shazeer, arXiv 2002.05202, eq. 5 and 6; Hendrycks and Gimpel, arXiv 1606.08415, section 2.
 """
@@ -29,28 +29,26 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True)
 class GatedShape:
-    """`rows` rows of `size` results; `halves` says that gate and up are one tensor."""
+    """`rows` rows of `size` results."""
 
     rows: int
     size: int
-    halves: bool = False
 
 
 def reference(
     gate: torch.Tensor,
-    up: torch.Tensor | None = None,
+    up: torch.Tensor,
     *,
     activation: str = "silu",
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`."""
-    left, right = gate.chunk(2, -1) if up is None else (gate, up)
-    z = left.to(compute)
+    z = gate.to(compute)
     if activation == "silu":
         curve = torch.nn.functional.silu(z)
     else:
         curve = torch.nn.functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return (curve * right.to(compute)).to(gate.dtype)
+    return (curve * up.to(compute)).to(gate.dtype)
 
 
 # Rows x columns of a block. By arithmetic: 16 bytes or more in flight for each thread; not yet measured.
@@ -100,29 +98,22 @@ def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
 @remembered
 def plan(
     gate: torch.Tensor,
-    up: torch.Tensor | None = None,
+    up: torch.Tensor,
     *,
     activation: str = "silu",
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """act(gate) * up for gate and up [rows, size], or for one [rows, 2 * size] with gate on the left: [rows, size].
+    """act(gate) * up for gate and up [rows, size]: [rows, size].
 
     Options: activation, "silu" by default; out, to write to.
     """
     if activation not in ACTIVATIONS:
         raise KernelError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     require_matrix("gate", gate, None, gate.shape[-1], None)
-    if up is None:
-        if gate.shape[1] % 2:
-            raise KernelError(f"gate and up are halves of a row, got an odd size: {gate.shape[1]}")
-        size = gate.shape[1] // 2
-        gate, up = gate[:, :size], gate[:, size:]
-        shape = GatedShape(len(gate), size, halves=True)
-    else:
-        require_matrix("up", up, *gate.shape, gate.dtype)
-        shape = GatedShape(*gate.shape)
+    require_matrix("up", up, *gate.shape, gate.dtype)
+    shape = GatedShape(*gate.shape)
     arch, config = KERNEL.settle(shape, gate, arch, config)
     if out is None:
         out = torch.empty(shape.rows, shape.size, dtype=gate.dtype, device=gate.device)
@@ -152,16 +143,9 @@ def plan(
 
 
 def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    def make(size: int) -> torch.Tensor:
-        return torch.empty(shape.rows, size, dtype=getattr(torch, dtype), device=device)
-
-    if shape.halves:
-        return (make(2 * shape.size),), {}
-    return (make(shape.size), make(shape.size)), {}
+    size, kind = (shape.rows, shape.size), getattr(torch, dtype)
+    return tuple(torch.empty(size, dtype=kind, device=device) for _ in range(2)), {}
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(
-    globals(),
-    typical=GatedShape(4096, 14336, halves=True),
-)
+KERNEL = Kernel.of(globals(), typical=GatedShape(4096, 14336))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of weights that add up to one.
 
-    z[r, i] = scale * x[r, i]
-    y[r, i] = exp(z[r, i] - max(z[r, :])) / sum over j of exp(z[r, j] - max(z[r, :]))
+    y[r, i] = exp(x[r, i] - max(x[r, :])) / sum over j of exp(x[r, j] - max(x[r, :]))
 
 Shapes: x and y [rows, size], adjacent along size, any stride between rows; y may be x. In float32, rounded once. Rows up to
 8192 are read once, longer ones twice. Sums are in a fixed order: repeatable bit for bit.
@@ -33,9 +32,9 @@ class SoftmaxShape:
     size: int
 
 
-def reference(x: torch.Tensor, *, scale: float = 1.0, compute: torch.dtype = torch.float32) -> torch.Tensor:
+def reference(x: torch.Tensor, *, compute: torch.dtype = torch.float32) -> torch.Tensor:
     """The definition, in float32 or in `compute`."""
-    return torch.softmax(x.to(compute) * scale, -1).to(x.dtype)
+    return torch.softmax(x.to(compute), -1).to(x.dtype)
 
 
 CONFIGS, choose = rms_norm.CONFIGS, rms_norm.choose
@@ -49,7 +48,6 @@ def softmax_kernel(
     SIZE,
     stride_xm,
     stride_ym,
-    scale,
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -60,7 +58,7 @@ def softmax_kernel(
     y_rows = y_ptr + (row.to(tl.int64) * stride_ym)[:, None]
     at = tl.arange(0, BLOCK_N)[None, :]
     if ONE_STEP:
-        z = scaled(x_rows, at, inside_m, SIZE, scale)
+        z = values(x_rows, at, inside_m, SIZE)
         e = tl.exp(z - finite(tl.max(z, axis=1))[:, None])
         y = e / tl.sum(e, axis=1)[:, None]
         tl.store(y_rows + at, y.to(y_rows.dtype.element_ty), mask=inside_m & (at < SIZE))
@@ -69,22 +67,22 @@ def softmax_kernel(
         largest = tl.full((BLOCK_M, BLOCK_N), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for first in range(0, SIZE, BLOCK_N):
-            z = scaled(x_rows, first + at, inside_m, SIZE, scale)
+            z = values(x_rows, first + at, inside_m, SIZE)
             before = largest
             largest = tl.maximum(largest, z)
             total = total * tl.exp(before - finite(largest)) + tl.exp(z - finite(largest))
         top = finite(tl.max(largest, axis=1))[:, None]
         sums = tl.sum(total * tl.exp(largest - top), axis=1)[:, None]
         for first in range(0, SIZE, BLOCK_N):
-            y = tl.exp(scaled(x_rows, first + at, inside_m, SIZE, scale) - top) / sums
+            y = tl.exp(values(x_rows, first + at, inside_m, SIZE) - top) / sums
             inside = inside_m & (first + at < SIZE)
             tl.store(y_rows + first + at, y.to(y_rows.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def scaled(x_rows, at, inside_m, SIZE, scale):
-    """scale * x, -inf beyond a row's end; rows beyond the last one hold zeros, which have weights."""
-    z = tl.load(x_rows + at, mask=inside_m & (at < SIZE), other=0.0).to(tl.float32) * scale
+def values(x_rows, at, inside_m, SIZE):
+    """x, -inf beyond a row's end; rows beyond the last one hold zeros, which have weights."""
+    z = tl.load(x_rows + at, mask=inside_m & (at < SIZE), other=0.0).to(tl.float32)
     return tl.where(at < SIZE, z, float("-inf"))
 
 
@@ -104,15 +102,11 @@ def accepts(shape: SoftmaxShape, dtype: str, arch: str) -> str | None:
 def plan(
     x: torch.Tensor,
     *,
-    scale: float = 1.0,
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Softmax of each row of x [rows, size]: the same shape and dtype.
-
-    Options: scale, 1 by default; out, to write to.
-    """
+    """Softmax of each row of x [rows, size]: the same shape and dtype. The option is out, to write to."""
     require_matrix("x", x, None, x.shape[-1], None)
     rows, size = x.shape
     shape = SoftmaxShape(rows, size)
@@ -129,7 +123,6 @@ def plan(
             "SIZE": size,
             "stride_xm": x.stride(0),
             "stride_ym": out.stride(0),
-            "scale": float(scale),
         },
         constants={
             "ONE_STEP": size <= config.block_n,

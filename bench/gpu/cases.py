@@ -125,7 +125,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
     if name == "add_low_rank":
         return [LowRankShape(r, 4096, 4096, rank) for r, rank in ((1, 16), (32, 16), (64, 64))]
     if name == "gated_activation":
-        return [GatedShape(r, 14336, halves=True) for r in (1, 64, 4096)]
+        return [GatedShape(r, 14336) for r in (1, 64, 4096)]
     if name == "rope_append":
         return [
             AppendShape(b, t, 32, 8, 128, 64, page=p, fp8=narrow)

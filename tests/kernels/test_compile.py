@@ -311,7 +311,7 @@ SPECIALIZED = [
     ("softmax", SoftmaxShape(3, 17)),
     ("sampling", SampleShape(3, 1000, penalty=True)),
     ("sampling", SampleShape(1, 1, filtered=False)),
-    ("gated_activation", GatedShape(3, 17, halves=True)),
+    ("gated_activation", GatedShape(3, 17)),
     ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),
     ("attention_decode", DecodeShape(2, 8, 2, 80, 4096, page=16, fp8=True)),

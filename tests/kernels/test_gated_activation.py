@@ -45,11 +45,11 @@ def gated(package: ModuleType, rows: Rows) -> None:
         return surrounded(values.to(dtype), gap, rows.offset)
 
     if rows.halves:
-        operands = (place(2 * rows.size, rows.gap),)
-        gate, up = operands[0].double()[:, : rows.size], operands[0].double()[:, rows.size :]
+        both = place(2 * rows.size, rows.gap)
+        operands = (both[:, : rows.size], both[:, rows.size :])
     else:
         operands = (place(rows.size, rows.gap), place(rows.size, 2 * rows.gap))
-        gate, up = (operand.double() for operand in operands)
+    gate, up = (operand.double() for operand in operands)
     config = None if rows.config is None else CONFIGS[rows.config]
     (got,) = launched_twice(
         lambda pattern: [Guarded(rows.rows, rows.size, dtype, rows.gap, rows.offset, pattern)],
@@ -112,7 +112,7 @@ def test_the_result_may_replace_an_operand(interpreted):
 HERE = Rows(17, 65, halves=True, gap=3)
 APART = Rows(9, 300, gap=5, activation="gelu")
 MUTANTS = [
-    (Mutant("halves_exchanged", "gated_activation.py", "gate, up = gate[:, :size], gate[:, size:]", "up, gate = gate[:, :size], gate[:, size:]"), HERE),
+    (Mutant("exchanged", "gated_activation.py", '"gate_ptr": gate,\n            "up_ptr": up,', '"gate_ptr": up,\n            "up_ptr": gate,'), HERE),
     (Mutant("up_dropped", "gated_activation.py", "activate(gate, ACTIVATION) * up", "activate(gate, ACTIVATION)"), HERE),
     (Mutant("one_row_too_many", "gated_activation.py", "(row < ROWS)", "(row <= ROWS)"), HERE),
     (Mutant("one_column_too_many", "gated_activation.py", "(at < SIZE)", "(at <= SIZE)"), HERE),
@@ -145,14 +145,13 @@ def tensor(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 
 
 WRONG = [
-    ({"gate": tensor(4, 7), "up": None}, "gate and up are halves of a row, got an odd size: 7"),
     ({"up": tensor(4, 7)}, r"up must have shape \[4, 8\], got \[4, 7\]"),
     ({"up": tensor(4, 8, dtype=torch.float32)}, "up must be torch.float16, got torch.float32"),
     ({"gate": tensor(8, 4).T}, r"gate must have adjacent elements along its last axis, got strides \[1, 4\]"),
     ({"out": tensor(4, 9)}, r"out must have shape \[4, 8\], got \[4, 9\]"),
     ({"activation": "relu"}, "activation must be one of silu, gelu, gelu_tanh, got 'relu'"),
-    ({"gate": tensor(4, 8, dtype=torch.int8), "up": None}, "gated_activation: dtype must be one of float16, bfloat16, float32, got 'int8'"),
-    ({"gate": tensor(2**31, 8), "up": None}, r"gated_activation: there must be less than 2\^31 rows, got 2147483648"),
+    ({"gate": tensor(4, 8, dtype=torch.int8), "up": tensor(4, 8, dtype=torch.int8)}, "gated_activation: dtype must be one of float16, bfloat16, float32, got 'int8'"),
+    ({"gate": tensor(2**31, 8), "up": tensor(2**31, 8)}, r"gated_activation: there must be less than 2\^31 rows, got 2147483648"),
     ({"arch": "sm_70"}, "gated_activation: arch must be one of"),
 ]  # fmt: skip
 

@@ -27,7 +27,6 @@ class Rows:
     rows: int
     size: int
     dtype: str = "float32"
-    scale: float = 1.0
     spread: float = 1.0
     mean: float = 0.0
     holes: bool = False
@@ -36,7 +35,7 @@ class Rows:
     config: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.size}-{self.dtype}-scale{self.scale:g}-spread{self.spread:g}-mean{self.mean:g}-gap{self.gap}-config{self.config}"
+        return f"{self.rows}x{self.size}-{self.dtype}-spread{self.spread:g}-mean{self.mean:g}-gap{self.gap}-config{self.config}"
 
 
 def weigh(package: ModuleType, rows: Rows) -> None:
@@ -52,9 +51,9 @@ def weigh(package: ModuleType, rows: Rows) -> None:
     config = None if rows.config is None else CONFIGS[rows.config]
     (got,) = launched_twice(
         lambda pattern: [Guarded(rows.rows, rows.size, dtype, rows.gap, rows.offset, pattern)],
-        lambda views: package.softmax.plan(x, scale=rows.scale, out=views[0], arch="sm_80", config=config),
+        lambda views: package.softmax.plan(x, out=views[0], arch="sm_80", config=config),
     )
-    z = x.double() * rows.scale
+    z = x.double()
     below = z - z.amax(1, keepdim=True) if rows.size else z
     e = torch.exp(below)
     expected = e / e.sum(1, keepdim=True)
@@ -63,7 +62,7 @@ def weigh(package: ModuleType, rows: Rows) -> None:
     largest = z.abs().amax(1, keepdim=True).nan_to_num(posinf=0) if rows.size else 0
     drift = (relative + 2 * EPS32 * largest) * expected + SUBNORMAL
     assert_close(actual=got, expected=expected, drift=drift)
-    stated = package.softmax.reference(x, scale=rows.scale, compute=torch.float64)
+    stated = package.softmax.reference(x, compute=torch.float64)
     assert_close(actual=stated, expected=expected, drift=drift)
 
 
@@ -71,13 +70,13 @@ SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
 CASES = [
     *(
         Rows(
-            SIZES[(5 * i + 3) % 12] if i % 5 in (1, 2) else 1 + i, size, dtype=("float16", "float32")[i % 2], scale=(1.0, 0.125, -2.0)[i % 3],
+            SIZES[(5 * i + 3) % 12] if i % 5 in (1, 2) else 1 + i, size, dtype=("float16", "float32")[i % 2],
             spread=1.0 + i, mean=(0.0, 100.0)[i % 4 == 1], gap=(0, 16, 3)[i % 3], offset=i % 2, config=i % 5,
         )
         for i, size in enumerate(SIZES)
     ),
     *(Rows(3, size, dtype="float16", gap=5) for size in (2047, 2049, 4096)),
-    *(Rows(2, size, scale=0.5, spread=9.0, holes=size == 8193) for size in (8191, 8193, 20000)),
+    *(Rows(2, size, spread=9.0, holes=size == 8193) for size in (8191, 8193, 20000)),
     Rows(2, 20000, dtype="float16", holes=True),
     Rows(3, 50, spread=1e4),
     Rows(9, 31, holes=True),
@@ -124,11 +123,10 @@ def test_weights_may_replace_the_values(interpreted, size):
     interpreted(in_place, size)
 
 
-HERE = Rows(17, 65, scale=0.7, mean=200.0, gap=3, spread=3.0)
+HERE = Rows(17, 65, mean=200.0, gap=3, spread=3.0)
 LOW = Rows(17, 65, mean=-20.0)
-LONG = Rows(2, 20000, scale=0.5, mean=300.0, spread=9.0, holes=True)
+LONG = Rows(2, 20000, mean=300.0, spread=9.0, holes=True)
 MUTANTS = [
-    (Mutant("scale_dropped", "softmax.py", ".to(tl.float32) * scale", ".to(tl.float32)"), HERE),
     (Mutant("largest_not_subtracted", "softmax.py", "e = tl.exp(z - finite(tl.max(z, axis=1))[:, None])", "e = tl.exp(z)"), HERE),
     (Mutant("columns_outside_counted", "softmax.py", "return tl.where(at < SIZE, z, float(\"-inf\"))", "return z"), LOW),
     (Mutant("one_row_too_many", "softmax.py", "row < ROWS", "row <= ROWS"), HERE),
