@@ -19,7 +19,7 @@ from nnfront.backends.cpu import linear
 from nnfront.backends.cpu.activations import ACTIVATIONS, GATES
 from nnfront.backends.cpu.gemv import TILES
 from nnfront.backends.cpu.in_c import kernel
-from nnfront.backends.cpu.quantized_linear import product, product_held
+from nnfront.backends.cpu.quantized_linear import product, product_held, with_factors
 from nnfront.backends.cpu.quantized_pieces import (
     BY_OPS,
     DECODINGS,
@@ -182,7 +182,7 @@ def _products(run: Run, matrix: str) -> Multiply:
 
     def by_pieces(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
         usual, scales = (getattr(torch, own) if own else x.dtype, torch.float32), stored[1]
-        is_usual = scales is None or scales.dtype in usual
+        is_usual = scales is None or scales.dtype in usual or format.has_factor
         return (decoded if is_usual else others)(x, *stored)
 
     return product(run, format, by_pieces)
@@ -197,6 +197,12 @@ def _in_order(run: Run, context: Context) -> str:
     formats = {name: format_of(run, name) for name in ("gate_up", "down")}
     across = [name for name, f in formats.items() if f is not None and (f.axis != 1 or f.packing == 0)]
     return f"scales or packing of {' and '.join(across)} go across outputs" if across else ACCEPTED
+
+
+def _with_factors(run: Run, context: Context) -> Run:
+    formats = {2: format_of(run, "gate_up"), 5: format_of(run, "down")}
+    read = {place: f for place, f in formats.items() if f is not None and _decoding(f) is not None}
+    return with_factors(run, context, read)
 
 
 def _moe_mlp_bytes(
@@ -282,6 +288,7 @@ KERNELS = (
         partial(sorted_by_expert, _products, _gated),
         _DECODED,
         _in_order,
+        _with_factors,
         workspace=Workspace(_quantized_experts_bytes),
         reads_back=True,
         in_rows=True,

@@ -10,7 +10,7 @@ place of zeros, bias [outputs].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -121,19 +121,24 @@ def _accepts(decoding: Decoding) -> Accepts:
     return accepts
 
 
+def with_factors(run: Run, context: Context, formats: Mapping[int, QuantFormat]) -> Run:
+    """See scales that are float8 times a factor of each output as these two, so that nothing multiplies them ahead of each call. `formats` of weights, by the places of their scales."""
+    inputs = list(run.inputs)
+    for place, format in formats.items():
+        product = context.makers.get(inputs[place])
+        cast = None if product is None else context.makers.get(product.inputs[0])
+        if product is None or cast is None or (product.op, cast.op) != ("multiply", "astype"):
+            continue
+        stored, factors = cast.inputs[0], product.inputs[1]
+        types = context.tensor(stored), context.tensor(factors)
+        is_known = types[0].dtype == format.scale_dtype == "float8_e4m3fn"
+        if is_known and types[1] == TensorType((*types[0].shape[:-1], 1), "float32"):
+            inputs[place : place + 2] = stored, factors
+    return replace(run, inputs=tuple(inputs))
+
+
 def _with_factors(run: Run, context: Context) -> Run:
-    """See scales that are float8 times a factor of each output as these two, so that nothing multiplies them ahead of each call."""
-    x, weight, scales, _, *others = run.inputs
-    product = context.makers.get(scales)
-    cast = None if product is None else context.makers.get(product.inputs[0])
-    if product is None or cast is None or (product.op, cast.op) != ("multiply", "astype"):
-        return run
-    stored, factors = cast.inputs[0], product.inputs[1]
-    types = context.tensor(stored), context.tensor(factors)
-    is_known = types[0].dtype == QuantFormat.of(run.attrs).scale_dtype == "float8_e4m3fn"
-    if not is_known or types[1] != TensorType((types[0].shape[0], 1), "float32"):
-        return run
-    return replace(run, inputs=(x, weight, stored, factors, *others))
+    return with_factors(run, context, {2: QuantFormat.of(run.attrs)})
 
 
 def _product_bytes(decoding: Decoding, run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
