@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from nnfront import dtypes
@@ -57,9 +56,7 @@ def bytes_of(type: Type | None) -> int | None:
     """Return the bytes of a tensor or number; None where a size is not known."""
     if isinstance(type, ScalarType):
         return dtypes.size_bytes(type.dtype)
-    if not isinstance(type, TensorType) or not all(isinstance(size, int) for size in type.shape):
-        return None
-    return prod(map(int, type.shape)) * dtypes.size_bytes(type.dtype)
+    return type.size_bytes if isinstance(type, TensorType) else None
 
 
 def _format(use: Use, type: Type | None) -> str:

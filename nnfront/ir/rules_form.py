@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -180,10 +179,9 @@ def v8_literals_fit_their_type(body: Body) -> Iterator[VerifyError]:
 
 def _literal_problem(atom: object) -> str:
     if isinstance(atom, Constant):
-        shape = [size for size in atom.type.shape if isinstance(size, int)]
-        if len(shape) != atom.type.ndim:
+        expected = atom.type.size_bytes
+        if expected is None:
             return "a constant has a dim in its shape"
-        expected = math.prod(shape) * dtypes.size_bytes(atom.type.dtype)
         return "" if len(atom.data) == expected else f"a constant of {expected} bytes has {len(atom.data)}"
     if isinstance(atom, Scalar) and not isinstance(atom.value, bool | float | Dim):
         if not isinstance(atom.value, int) or atom.value not in INT64:

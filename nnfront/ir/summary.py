@@ -6,13 +6,11 @@ At most 100 lines of 120 columns; a table that is cut ends with the number of ro
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from nnfront import dtypes
 from nnfront.dims import determined
 from nnfront.files import shown_text
 from nnfront.ir.expr import Call, Param
@@ -208,11 +206,9 @@ def _bytes(types: Iterable[Type]) -> str:
     """Bytes of tensors of these types; of those whose size is symbolic only that there are some."""
     known, is_complete = 0, True
     for type in types:
-        sizes = [size for size in type.shape if isinstance(size, int)] if isinstance(type, TensorType) else []
-        if isinstance(type, TensorType) and len(sizes) == type.ndim:
-            known += math.prod(sizes) * dtypes.size_bytes(type.dtype)
-        else:
-            is_complete = False
+        size = type.size_bytes if isinstance(type, TensorType) else None
+        known += size or 0
+        is_complete &= size is not None
     if is_complete:
         return bytes_text(known)
     return f"{bytes_text(known)} + symbolic" if known else "symbolic"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
+from nnfront import dtypes
 from nnfront.dims import Dim, Size, Symbol, same_shape
 
 
@@ -24,6 +26,18 @@ class TensorType:
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape where all its sizes are numbers, else None."""
+        sizes = tuple(size for size in self.shape if isinstance(size, int))
+        return sizes if len(sizes) == len(self.shape) else None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of its elements; None where the shape is not static."""
+        sizes = self.static_shape
+        return None if sizes is None else prod(sizes) * dtypes.size_bytes(self.dtype)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

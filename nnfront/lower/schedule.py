@@ -14,9 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from math import prod
 
-from nnfront import dtypes
 from nnfront.dims import Symbol
 from nnfront.ir import OPS, TensorType
 from nnfront.lower.instructions import Block, Branch, Instruction, Match, Run, Slot
@@ -117,9 +115,9 @@ def _may_be_kept(run: Run, slots: list[Slot], touched: set[int]) -> bool:
     total = 0
     for output in run.outputs:
         type = slots[output].type
-        if not isinstance(type, TensorType) or any(not isinstance(size, int) for size in type.shape):
+        if not isinstance(type, TensorType) or type.size_bytes is None:
             return False
-        total += prod(int(size) for size in type.shape) * dtypes.size_bytes(type.dtype)
+        total += type.size_bytes
     return total <= KEPT_BYTES
 
 

@@ -349,7 +349,7 @@ class Trace:
 
     def with_facts(self, type: TensorType) -> TensorType:
         """Return the type with the facts that this export knows of its dims."""
-        if not self.facts or all(isinstance(s, int) for s in type.shape):
+        if not self.facts or type.static_shape is not None:
             return type
         return TensorType(tuple(with_facts(s, self.facts) for s in type.shape), type.dtype)
 

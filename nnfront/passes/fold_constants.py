@@ -25,8 +25,7 @@ from math import prod
 
 import torch
 
-from nnfront import dtypes, ops
-from nnfront.dims import Dim
+from nnfront import ops
 from nnfront.ir import Binding, Call, Constant, IRModule, Mutator, TensorType, Type, Var
 from nnfront.ops.constants import constant, value_of
 from nnfront.passes.base import module_pass
@@ -79,8 +78,7 @@ def fold(call: Call, type: Type) -> Constant | None:
 
 def _pays(call: Call, type: TensorType) -> bool:
     """Whether the result takes no more than it replaces, or hardly anything."""
-    if any(isinstance(size, Dim) for size in type.shape):
+    if type.static_shape is None or type.size_bytes is None:
         return False
-    count = prod(int(size) for size in type.shape if isinstance(size, int))
     replaced = sum(len(a.data) for a in call.args if isinstance(a, Constant))
-    return count <= _FREE or count * dtypes.size_bytes(type.dtype) <= replaced
+    return prod(type.static_shape) <= _FREE or type.size_bytes <= replaced

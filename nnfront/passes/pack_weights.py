@@ -159,7 +159,7 @@ def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | 
 def _has_product(function: Function) -> bool:
     """Whether it is of a plain product with a weight whose sizes are known."""
     weight = next((p.type for p in function.params if p.name == "weight"), None)
-    is_known = isinstance(weight, TensorType) and all(isinstance(size, int) for size in weight.shape)
+    is_known = isinstance(weight, TensorType) and weight.static_shape is not None
     return is_known and function.attrs.get("kind") == "linear"
 
 

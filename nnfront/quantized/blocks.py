@@ -81,8 +81,8 @@ def mxfp4(settings: Settings) -> Layout:
 
     def layout(held: Held, name: str, type: TensorType) -> Formula | None:
         blocks, scales = f"{name}_blocks", f"{name}_scales"
-        shape = [size for size in type.shape if isinstance(size, int)]
-        if blocks not in held or len(shape) != type.ndim or type.ndim not in (2, 3):
+        shape = type.static_shape
+        if blocks not in held or shape is None or len(shape) not in (2, 3):
             return None
         is_transposed = type.ndim == 3
         outer, inputs = (shape[:1] + shape[2:], shape[1]) if is_transposed else (shape[:1], shape[1])

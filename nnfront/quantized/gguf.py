@@ -62,8 +62,8 @@ def gguf(settings: Settings) -> Layout:
     settings.ignored.append("rope_freqs.weight")  # it is in config.json
 
     def layout(held: Held, name: str, type: TensorType) -> Formula | None:
-        source, shape = name_in_gguf(name), [size for size in type.shape if isinstance(size, int)]
-        if source not in held or len(shape) != type.ndim or not 1 <= type.ndim <= 2:
+        source, shape = name_in_gguf(name), type.static_shape
+        if source not in held or shape is None or not 1 <= type.ndim <= 2:
             return None
         is_transposed = architecture in TURNED and re.search(r"\.attn_[qk]\.", source) is not None
         turned_size = head_size if is_transposed and shape[0] % head_size == 0 and head_size % 2 == 0 else 0

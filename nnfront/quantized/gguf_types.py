@@ -42,8 +42,8 @@ class Blocks:
 
     @staticmethod
     def sizes(x: Var) -> tuple[int, ...]:
-        assert isinstance(x.type, TensorType)
-        return tuple(size for size in x.type.shape if isinstance(size, int))
+        assert isinstance(x.type, TensorType) and x.type.static_shape is not None
+        return x.type.static_shape
 
     def bytes(self, begin: int, end: int) -> Var:
         """[rows, blocks, end - begin]."""

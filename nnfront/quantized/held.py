@@ -64,11 +64,8 @@ Layout: TypeAlias = Callable[[Held, str, TensorType], Formula | None]
 
 def matrix(type: TensorType) -> tuple[int, int] | None:
     """The sizes of a weight [out, in]; None for other weights, and those whose sizes the checkpoint says."""
-    if type.ndim != 2 or not all(isinstance(size, int) for size in type.shape):
-        return None
-    rows, columns = type.shape
-    assert isinstance(rows, int) and isinstance(columns, int)
-    return rows, columns
+    sizes = type.static_shape
+    return None if sizes is None or len(sizes) != 2 else (sizes[0], sizes[1])
 
 
 def grouped(name: str, group: int | None, *, has_zeros: bool | None = None) -> QuantFormat:

@@ -136,8 +136,8 @@ def _order(type: TensorType) -> tuple[bool, int]:
 
 
 def _size_of(type: TensorType) -> int:
-    assert all(isinstance(size, int) for size in type.shape), f"{type_text(type)} has no size yet"
-    return prod(int(size) for size in type.shape) * _FILE_DTYPES[type.dtype][1]
+    assert type.static_shape is not None, f"{type_text(type)} has no size yet"
+    return prod(type.static_shape) * _FILE_DTYPES[type.dtype][1]
 
 
 def _split(types: Mapping[str, TensorType], shard_bytes: int, begins: Collection[str]) -> list[list[str]]:

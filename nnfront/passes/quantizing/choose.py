@@ -76,7 +76,7 @@ def choose(ir: IRModule, scheme: QuantScheme, moments: Mapping[str, TensorType] 
         wanted, reason = _wanted(scheme, reads, type, others, key in found.stored)
         role = " and ".join(dict.fromkeys(read.role for read in reads))
         elements = prod(size if isinstance(size, int) else 0 for size in type.shape)
-        before = after = found.stored.get(key, elements * dtypes.size_bytes(type.dtype))
+        before = after = found.stored.get(key, type.size_bytes or 0)
         if wanted is not None:
             # A weight that products read in both orders is stored in both.
             orders = {(read.shape, read.is_transposed) for read in reads}

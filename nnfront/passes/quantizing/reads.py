@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import prod
 
-from nnfront import dtypes, ops
+from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
@@ -69,9 +68,8 @@ class Read:
     def shape(self) -> tuple[int, ...] | None:
         """[outputs, inputs], or [experts, outputs, inputs]; None if the checkpoint says its sizes."""
         assert self.weight is not None and isinstance(self.weight.type, TensorType)
-        sizes = self.weight.type.shape[::-1] if self.is_transposed else self.weight.type.shape
-        found = tuple(size for size in sizes if isinstance(size, int))
-        return found if len(found) == len(sizes) else None
+        sizes = self.weight.type.static_shape
+        return sizes[::-1] if sizes is not None and self.is_transposed else sizes
 
 
 @dataclass
@@ -166,7 +164,8 @@ class _Method:
         assert isinstance(weight.type, TensorType)
         self.found.types.setdefault(key, weight.type)
         if parts:
-            self.found.stored[key] = sum(_bytes(part) for part in parts)
+            types = (part.type for part in parts)
+            self.found.stored[key] = sum(t.size_bytes or 0 for t in types if isinstance(t, TensorType))
         return Read(weight, key, is_transposed, self._role(binding, call, operand), tuple(paths))
 
     def _role(self, binding: Binding, call: Call, weight: Var) -> str:
@@ -248,12 +247,6 @@ class _Method:
             else:
                 left += variables_of(value)
         return found
-
-
-def _bytes(var: Var) -> int:
-    assert isinstance(var.type, TensorType)
-    sizes = [size if isinstance(size, int) else 0 for size in var.type.shape]
-    return prod(sizes) * dtypes.size_bytes(var.type.dtype)
 
 
 def _is_embedding(call: Call) -> bool:

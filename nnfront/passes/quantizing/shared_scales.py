@@ -23,9 +23,8 @@ def with_shared_scales(
     moments: Param | None = None,
 ) -> list[Var]:
     """Emit elements and scales of a weight [..., outputs, inputs] in a format, under these names: [..., outputs, inputs] and [..., outputs, groups]."""
-    assert isinstance(weight.type, TensorType)
-    *stack, outputs, inputs = sizes = [size for size in weight.type.shape if isinstance(size, int)]
-    assert len(sizes) == weight.type.ndim
+    assert isinstance(weight.type, TensorType) and weight.type.static_shape is not None
+    *stack, outputs, inputs = weight.type.static_shape
     rows, columns = format.shared_outputs or outputs, format.group_size or inputs
     missing, count = -outputs % rows, len(stack)
     whole, filled = (*stack, outputs + missing, inputs), weight
