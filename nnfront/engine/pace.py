@@ -13,8 +13,14 @@ LEAST, MOST = 0.5, 0.9
 KEPT = 0.9
 """What is left of having been late once, a step later."""
 
-ROWS, ENOUGH = 8, 32
-"""Rows that kernels take together, and how many a call has at least for its time to be that of its rows."""
+FEW = 3
+"""So many requests may wait for a first token until prompts have more than half of the time."""
+
+ROWS = 8
+"""Rows that kernels take together."""
+
+KEPT_CALLS = 0.97
+"""What a call still counts a call later."""
 
 
 @dataclass(slots=True)
@@ -26,8 +32,9 @@ class Pace:
     step: float = 0.0
     part: float = LEAST
     late: float = 0.0
-    each: float = 0.0
     _last: float = 0.0
+    # How many, and sums of rows, seconds, rows squared, rows times seconds.
+    _calls: tuple[float, ...] = (0.0,) * 5
 
     def divide(self, prompts: int, answers: int) -> None:
         """Give prompts as large a part of the time as those that wait for a first token are of all, where an answer counts twice: few answers do not keep many waiting."""
@@ -46,21 +53,32 @@ class Pace:
         self._last = self.clock()
 
     def tokens(self, answers: int, prompts: int, most: int) -> int:
-        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows in eights."""
-        if not (answers and self.gap and self.each):
+        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows in eights. Of its time prompts have
+        half at least, and more the more requests wait for a first token.
+        """
+        base, each = self._cost
+        if not (answers and self.gap and each):
             return most
-        self.divide(prompts, answers)
-        rows = int(max(self.gap, self.step / (1 - self.part)) / self.each) // ROWS * ROWS
-        return min(max(rows - answers, ROWS), most)
+        part = min(max(prompts / (prompts + FEW), LEAST), MOST)
+        alone = base + each * answers
+        rows = answers + int((max(self.gap, alone / (1 - part)) - alone) / each)
+        return min(max(rows // ROWS * ROWS - answers, ROWS), most)
 
-    def computed(self, began: float, answers: int, prompts: int) -> None:
-        """Count a call, which began then and ends now, of so many tokens of answers and of prompts."""
+    def computed(self, began: float, rows: int) -> None:
+        """Count a call, which began then and ends now, of so many rows."""
         seconds = self.clock() - began
-        if not prompts:
-            self.step = seconds
-        elif prompts + answers >= ENOUGH:
-            each = seconds / (prompts + answers)
-            self.each += (each - self.each) / 4 if self.each else each
+        new = 1, rows, seconds, rows * rows, rows * seconds
+        self._calls = tuple(KEPT_CALLS * before + now for before, now in zip(self._calls, new, strict=True))
+
+    @property
+    def _cost(self) -> tuple[float, float]:
+        """The seconds that a call takes whatever it computes, and those of a row: the line through the calls of late that is nearest to them."""
+        count, rows, seconds, squares, products = self._calls
+        spread = count * squares - rows * rows
+        if not count or spread <= count * squares / 100:
+            return 0.0, seconds / max(rows, 1.0)
+        each = max((count * products - rows * seconds) / spread, 0.0)
+        return max((seconds - each * rows) / count, 0.0), each
 
     @property
     def is_due(self) -> bool:

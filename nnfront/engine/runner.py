@@ -154,7 +154,7 @@ class Runner:
         began = self._pace.clock()
         sequences = [*step.decode, *(sequence for sequence, _ in step.chunks)]
         self._compute(Work(step.changes, decode, chunks), sequences, came)
-        self._pace.computed(began, sum(map(len, decode.values())), sum(len(tokens) for _, tokens in chunks))
+        self._pace.computed(began, sum(map(len, (*decode.values(), *(tokens for _, tokens in chunks)))))
 
     def _compute(self, work: Work, sequences: Several[Sequence], came: Came) -> None:
         for sequence, count, logits in self._calls(work, sequences, came):

@@ -216,7 +216,7 @@ def test_what_was_answered_is_shared_as_prompts_are(loaded: Any) -> None:
 
 
 class Timed:
-    """Calls that take a millisecond for a row, and ten at least."""
+    """Calls that take ten milliseconds, and one for each row."""
 
     def __init__(self, gap: float) -> None:
         self.now = 0.0
@@ -224,8 +224,8 @@ class Timed:
 
     def call(self, answers: int, prompts: int) -> float:
         began = self.now
-        self.now += max(0.001 * (answers + prompts), 0.01)
-        self.pace.computed(began, answers, prompts)
+        self.now += 0.01 + 0.001 * (answers + prompts)
+        self.pace.computed(began, answers + prompts)
         return self.now - began
 
 
@@ -233,6 +233,7 @@ def test_a_call_has_as_many_tokens_of_prompts_as_the_pace_leaves_time_for() -> N
     timed = Timed(0.065)
     assert timed.pace.tokens(0, 3, 256) == 256  # nobody waits for a token
     timed.call(0, 256)
+    timed.call(8, timed.pace.tokens(8, 1, 256))
     count = timed.pace.tokens(8, 1, 256)
     assert (8 + count) % 8 == 0
     assert timed.call(8, count) <= 0.065 < timed.call(8, count + 8)
@@ -244,6 +245,19 @@ def test_prompts_have_their_part_of_the_time_where_answers_take_most_of_it() -> 
     timed = Timed(0.02)
     timed.call(0, 256)
     step = timed.call(40, 0)
-    assert timed.call(40, timed.pace.tokens(40, 4, 256)) >= 2 * step - 0.008
-    few, many = timed.pace.tokens(40, 4, 256), timed.pace.tokens(40, 400, 256)
-    assert few < many
+    assert 2 * step - 0.008 <= timed.call(40, timed.pace.tokens(40, 3, 256)) <= 2 * step
+    few, many = timed.pace.tokens(40, 3, 256), timed.pace.tokens(40, 6, 256)
+    assert many > 1.5 * few
+
+
+def test_what_calls_take_is_learned_anew_where_a_machine_becomes_slower() -> None:
+    timed = Timed(0.065)
+    for count in (100, 8, 60, 200, 16) * 4:
+        timed.call(0, count)
+    assert timed.pace._cost == pytest.approx((0.01, 0.001))
+    before = timed.pace.tokens(8, 1, 256)
+    for count in (100, 8, 60, 200, 16) * 40:
+        timed.call(0, count)
+        timed.now += 1.0
+        timed.pace.computed(timed.now - 0.03 - 0.003 * count, count)
+    assert timed.pace.tokens(8, 1, 256) < before
