@@ -398,7 +398,15 @@ def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
                     assert {tuple(layer.lengths.values) for layer in mine} == {tuple(mine.lengths)}
                     if page_size is not None:
                         assert mine.free_pages == theirs.free_pages
-                        assert mine[0].page_table.tolist() == theirs[0].page_table.tolist()
+                        # Behind these are pages for tokens to come, which are found when a sequence needs one.
+                        held = [
+                            [
+                                row[: -(-n // page_size)]
+                                for row, n in zip(c[0].page_table.tolist(), c.lengths, strict=True)
+                            ]
+                            for c in (mine, theirs)
+                        ]
+                        assert held[0] == held[1]
     assert one["decode"].graphs.replays > 5 * seeds
 
 

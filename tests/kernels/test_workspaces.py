@@ -58,7 +58,7 @@ def main[b, m](q: input float16[b, 1, 8, 64], k: input float16[b, 1, 2, 64], cac
 def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
     q, k = contiguous((2, 1, 8, 64), "float16"), contiguous((2, 1, 2, 64), "float16")
     layer = Layer(kv_layer(2, 64, "float16", 2, longest), 2, longest)
-    said = held(DECODE, "triton_attention", "sm_90", q, k, k, layer, None)
+    said = held(DECODE, "triton_attention", "sm_90", q, k, k, None, None, layer, None)
     config = attention_decode.choose(attention_decode.DecodeShape(2, 8, 2, 64, longest), "float16", "sm_90")
     parts = bytes_of(attention_parts.needed(config, 2 * 2 * -(-4 // config.block_m), 64))
     lengths = 2 * 2 * 4  # before, and with the new token

@@ -39,8 +39,7 @@ def test_pages_and_8_bits_are_decoded_in_c_and_pages_change_no_bit(
 
     for module in (attention, attention_blocks):
         monkeypatch.setattr(module, "attend", refused)
-    with pytest.raises(nn.errors.RunError, match="torch's attention was asked"):  # prompts ask it
-        session["prefill"](prompt, session.make_cache(batch=batch, max_seq=64, **storage))
+    session["prefill"](prompt, session.make_cache(batch=batch, max_seq=64, **storage))
     for token in tokens:  # over the end of a page
         contiguous, in_pages = (session["decode"](token, cache) for cache in caches)
         assert torch.equal(contiguous, in_pages)

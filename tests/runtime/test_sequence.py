@@ -135,11 +135,11 @@ def test_norms_of_heads_are_in_it(lengths, recorder):
 
 
 @pytest.mark.parametrize("tokens", [9, 20])
-def test_several_tokens_are_calls_from_attention_to_attention(tokens, recorder):
+def test_all_layers_of_a_prompt_are_one_call(tokens, recorder):
     config = dataclasses.replace(BASE, num_hidden_layers=3)
     load = language_model(config)
     got = decoded(load(), [tokens], 1)
-    assert calls(config, recorder, tokens, 5)[0] == calls(config, recorder, tokens, 4)[0] + 1
+    assert calls(config, recorder, tokens, 5)[0] == calls(config, recorder, tokens, 4)[0]
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [tokens], 1), strict=True))
 
 
@@ -155,7 +155,7 @@ def test_a_quantised_model_decodes_bit_for_bit_as_one_by_one(quant, recorder):
 
 def test_all_layers_of_a_token_and_of_a_few_are_one_call(recorder):
     assert calls(BASE, recorder, 4, 5) == calls(BASE, recorder, 4, 2)
-    assert calls(BASE, recorder, 20, 5)[0] > calls(BASE, recorder, 4, 5)[0]
+    assert calls(BASE, recorder, 20, 5)[0] == calls(BASE, recorder, 4, 5)[0]
 
 
 def test_layers_share_the_memory_of_what_is_between_them(recorder):
