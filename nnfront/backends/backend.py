@@ -62,7 +62,6 @@ class Backend:
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     decode_rows    rows of one decoding call of many sequences, at most
     prompt_tokens  tokens of a prompt that one call computes, at most: what it takes besides the cache does not grow beyond that
-    tokens_ahead   for how many more tokens all sequences of a call find pages when one of them needs one: a change of a table takes launches
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
     reads_experts  whether products of experts read weights in the formats that others do
     adds_single_rows_otherwise  whether products of a single row may have sums in another order than those of several
@@ -77,7 +76,6 @@ class Backend:
     captures = False
     decode_rows = 32  # from two to so many, the kernels of a CPU add up each row in one order
     prompt_tokens = 512
-    tokens_ahead = 0
     adds_single_rows_otherwise = False
     uploads = False
     gpus = 0

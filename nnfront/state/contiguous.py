@@ -76,8 +76,7 @@ def make_cache(
     backend, coded = backend_of(target), is_quantized(stored_as)
     device = backend.device(target)
     if page_size is not None or pages is not None:
-        allowed, ahead = backend.page_sizes(target), backend.tokens_ahead
-        return make_paged(types, page_size, pages, device, allowed=allowed, coded=coded, ahead=ahead)
+        return make_paged(types, page_size, pages, device, allowed=backend.page_sizes(target), coded=coded)
     use = Use()
     layers = [
         make_layer(layer, use, device, turns=backend.ring_windows, coded=coded) for layer in types.layers

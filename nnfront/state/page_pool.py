@@ -19,20 +19,18 @@ from nnfront.state.quantize import Parts
 class Pool:
     """Pages of `page_size` tokens. `counts` says for each how many sequences hold it.
 
-    `layers` has what each layer keeps of tokens: [*lead, pages, page_size, last]. `ahead` is for how many more tokens sequences find pages
-    when one of them needs one, if so many are free; what holds nothing yet is given back when pages are short.
+    `layers` has what each layer keeps of tokens: [*lead, pages, page_size, last].
     """
 
-    __slots__ = ("_free", "_written", "ahead", "counts", "layers", "page_size", "tables")
+    __slots__ = ("_free", "_written", "counts", "layers", "page_size", "tables")
 
-    def __init__(self, page_size: int, layers: Sequence[Parts], pages: int, ahead: int = 0) -> None:
+    def __init__(self, page_size: int, layers: Sequence[Parts], pages: int) -> None:
         self.page_size = page_size
-        self.ahead = ahead
         self.layers = tuple(layers)
         self.counts = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # the last one goes first
         self._written: set[int] = set()
-        # The tables whose sequences hold pages: each has `evict()`, `spare` and `give_back()`.
+        # The tables whose sequences hold pages: each has `evict()`.
         self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -49,17 +47,6 @@ class Pool:
     def free(self) -> int:
         """How many nobody holds."""
         return len(self._free)
-
-    @property
-    def spare(self) -> int:
-        """How many are held for tokens to come."""
-        return sum(table.spare for table in self.tables)
-
-    def take_back(self) -> None:
-        """Take back the pages that are held for tokens to come."""
-        for table in list(self.tables):
-            if table.spare:
-                table.give_back()
 
     def settle(self) -> None:
         """Take back the pages that no sequence can see any more."""
@@ -80,9 +67,8 @@ class Pool:
         return taken
 
     def _fill(self, pages: list[int]) -> None:
-        index = sent(pages, torch.int64, self.buffers[0].device)
         for buffer in self.buffers:
-            buffer.index_fill_(-3, index, 0)
+            buffer.index_fill_(-3, sent(pages, torch.int64, buffer.device), 0)
 
     def share(self, pages: Iterable[int]) -> None:
         """Count one more sequence that holds each."""
@@ -91,8 +77,7 @@ class Pool:
 
     def clone(self) -> Pool:
         """A copy of the buffers, in which nobody holds a page yet."""
-        layers = [layer.map(torch.clone) for layer in self.layers]
-        pool = Pool(self.page_size, layers, self.pages, self.ahead)
+        pool = Pool(self.page_size, [layer.map(torch.clone) for layer in self.layers], self.pages)
         pool._written = set(self._written)
         return pool
 
@@ -110,7 +95,7 @@ class Pool:
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what lies in some pages to others, in every layer."""
-        source, target = (sent(x, torch.int64, self.buffers[0].device) for x in (sources, targets))
         for buffer in self.buffers:
+            source, target = (sent(x, torch.int64, buffer.device) for x in (sources, targets))
             pages = buffer.movedim(-3, 0)
             pages[target] = pages[source]

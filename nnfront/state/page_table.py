@@ -131,11 +131,9 @@ class PageTable:
         if len(places) > self.pool.free:
             if may_evict:
                 self.pool.settle()
-            self.pool.take_back()
-            places = self._places(before, first, seq)
             if len(places) > self.pool.free:
                 raise self._too_few(before, first, seq, len(places))
-        self._take(self._ahead(places, before, first, seq))
+        self._take(places)
         reserved = [n + seq for n in before.values]
         reserved = [max(pair) for pair in zip(reserved, self.reserved[first : first + count], strict=True)]
         self.reserved[first : first + count] = reserved
@@ -166,26 +164,6 @@ class PageTable:
                     places.append((i, column))
             places += [(i, column) for column in range(len(row), end)]
         return places
-
-    def _ahead(
-        self, places: list[tuple[int, int]], before: SequenceLengths, first: int, seq: int
-    ) -> list[tuple[int, int]]:
-        """These places, and if there are any, those of further tokens as well, if there are pages for all of them."""
-        if not places or not self.pool.ahead:
-            return places
-        columns = self.pages_tensor.shape[1]
-        more = [p for p in self._places(before, first, seq + self.pool.ahead) if p[1] < columns]
-        return more if len(more) <= self.pool.free else places
-
-    @property
-    def spare(self) -> int:
-        """How many pages it holds that no token has."""
-        size = self.pool.page_size
-        return sum(len(row) - -(-n // size) for row, n in zip(self.rows, self.reserved, strict=True))
-
-    def give_back(self) -> None:
-        """Give back the pages that no token has."""
-        self.cut(0, SequenceLengths(tuple(self.reserved)))
 
     def _take(self, places: list[tuple[int, int]]) -> None:
         """Put pages into these places."""
@@ -316,7 +294,7 @@ class PageTable:
         sequences: Sequence[int],
         states: Sequence[LayerState],
     ) -> PageTable:
-        rows = [self.rows[i][: -(-self.reserved[i] // self.pool.page_size)] for i in sequences]
+        rows = [list(self.rows[i]) for i in sequences]
         hold(page for row in rows for page in row if page != GONE)
         reserved = [self.reserved[i] for i in sequences]
         columns = self.pages_tensor.shape[1]

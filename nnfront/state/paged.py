@@ -170,10 +170,10 @@ class PagedCache(Cache):
 
     @property
     def free_pages(self) -> int:
-        """How many pages of the pools hold nothing of a sequence, of this cache or of one that shares them."""
+        """How many pages of the pools no sequence holds, of this cache or of one that shares them."""
         for table in self.tables:
             table.pool.settle()
-        return sum(table.pool.free + table.pool.spare for table in self.tables)
+        return sum(table.pool.free for table in self.tables)
 
     @property
     def used_pages(self) -> int:
@@ -270,9 +270,8 @@ def make_paged(
     *,
     allowed: Sequence[int] | None = None,
     coded: bool = False,
-    ahead: int = 0,
 ) -> PagedCache:
-    """Make an empty paged cache of a type whose dims are numbers; `pages` is by default what all sequences need at their longest. `ahead`: as for `Pool`.
+    """Make an empty paged cache of a type whose dims are numbers; `pages` is by default what all sequences need at their longest.
 
     Raises RunError for a page size that is no power of two, or not `allowed`, or a number of pages that is none.
     """
@@ -306,8 +305,7 @@ def make_paged(
         empty = SequenceLengths((0,) * batch, device)
         states = [LayerState(empty, use) for _ in types]
         rows: list[list[int]] = [[] for _ in range(batch)]
-        pool = Pool(page_size, parts, count, ahead)
-        table = PageTable(pool, window, states, rows, [0] * batch, columns, device)
+        table = PageTable(Pool(page_size, parts, count), window, states, rows, [0] * batch, columns, device)
         for (i, each), state, stored in zip(types.items(), states, parts, strict=True):
             layers[i] = PagedLayer(each, table, stored, state, 0, make_fixed(each, empty, use))
     made = PagedCache(cache, [layers[i] for i in range(len(cache.layers))], use)

@@ -203,8 +203,6 @@ def launches(name: str, page_size: int | None, steps: int) -> list[list[str]]:
     """What the host gives the device besides the graph, in each of some replayed steps."""
     one, _, capturer = pair(name)
     cache = one.make_cache(batch=2, max_seq=64, page_size=page_size)
-    for table in () if page_size is None else cache.tables:
-        table.pool.ahead = 0  # or none is needed in this length class
     one["prefill"](ids(2, 33), cache)
     token, found = ids(2, 1), []
     for step in range(2 + steps):

@@ -80,26 +80,18 @@ def check_tensors(cache) -> None:
         assert layer.lengths_tensor.tolist() == list(layer.lengths.values)
         assert layer.page_table.dtype == layer.lengths_tensor.dtype == torch.int32
         for row, pages, length in zip(layer.table.rows, layer.page_table, layer.lengths.values, strict=True):
-            pool = layer.table.pool
-            assert pages.tolist() == row + [-1] * (len(pages) - len(row))
-            assert 0 <= len(row) - -(-length // pool.page_size) <= -(-pool.ahead // pool.page_size)
+            count = -(-length // layer.table.pool.page_size)
+            assert pages.tolist() == row + [-1] * (len(pages) - count)
 
 
 class Pages(RuleBasedStateMachine):
     """Random work on caches that share a pool, and on lists."""
 
-    @initialize(
-        batch=st.integers(1, 3),
-        size=st.sampled_from([1, 2, 4, 8]),
-        pages=st.integers(1, 40),
-        ahead=st.sampled_from([0, 0, 5, 16]),
-    )
-    def begin(self, batch: int, size: int, pages: int, ahead: int) -> None:
+    @initialize(batch=st.integers(1, 3), size=st.sampled_from([1, 2, 4, 8]), pages=st.integers(1, 40))
+    def begin(self, batch: int, size: int, pages: int) -> None:
         cache = new_cache(batch, MAX_SEQ, WINDOWS, HEADS, SIZE, page_size=size, pages=pages)
         self.pairs = [(cache, ListCache(batch, WINDOWS))]
         self.pools = [table.pool for table in cache.tables]
-        for pool in self.pools:
-            pool.ahead = ahead
 
     def pair(self, data):
         return self.pairs[data.draw(st.integers(0, len(self.pairs) - 1))]
@@ -109,7 +101,7 @@ class Pages(RuleBasedStateMachine):
         cache, model = self.pair(data)
         first = data.draw(st.integers(0, cache.batch - 1))
         count = data.draw(st.integers(1, cache.batch - first))
-        before, free = cache.lengths, min(pool.free + pool.spare for pool in self.pools)
+        before, free = cache.lengths, min(table.pool.free for table in cache.tables)
         try:
             append(cache, model, first, count, seq)
         except RunError:
@@ -364,32 +356,3 @@ def test_a_number_of_pages_that_is_none_is_refused(pages):
 def test_pages_without_a_size_are_refused():
     with pytest.raises(RunError, match=r"page_size is None, expected a power of two\n.*or leave out pages"):
         new_cache(1, 8, pages=4)
-
-
-@pytest.mark.parametrize(("ahead", "changes"), [(0, 64), (16, 3)])
-def test_pages_that_are_found_ahead_change_the_table_once_in_as_many_tokens(ahead, changes):
-    cache = new_cache(4, 128, (None,), HEADS, SIZE, page_size=4)
-    (table,) = cache.tables
-    table.pool.ahead = ahead
-    for row in range(4):  # each comes to the end of a page at another step
-        cache.rows(row)[0].take(1 + row)
-    stamps = {table.stamp}
-    for _ in range(64):
-        cache[0].take(1)
-        stamps.add(table.stamp)
-    assert len(stamps) - 1 == changes
-
-
-def test_pages_that_are_held_ahead_are_there_for_whoever_needs_them():
-    cache = new_cache(2, 32, (None,), HEADS, SIZE, page_size=4, pages=6)
-    (table,) = cache.tables
-    table.pool.ahead = 16
-    cache.rows(0)[0].take(3)
-    assert (table.spare, cache.free_pages) == (4, 5)
-    forked = cache.fork(0)
-    assert forked.tables[0].spare == 0
-    cache.rows(1)[0].take(20)
-    assert (table.spare, cache.free_pages) == (0, 0)
-    with pytest.raises(RunError, match="2 more tokens for 1 sequence need 2 pages of 4, 0 of 6 are free"):
-        cache.rows(0)[0].take(2)
-    assert cache.lengths == [3, 20]

@@ -47,7 +47,6 @@ class CudaBackend(Backend):
     captures = True
     decode_rows = graph_safety.ROWS
     prompt_tokens = 8192
-    tokens_ahead = 16
     uploads = True
 
     def passes(self, target: str) -> Sequence[Any]:
