@@ -358,7 +358,7 @@ def bound() -> None:
 
 
 def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
-    """Anything that may happen to caches, in any order: after each step they hold as many tokens on as many pages, or refuse alike."""
+    """Anything that may happen to caches, in any order: after each step they hold as many tokens on the same pages, or refuse alike."""
     one, other, capturer = pair()
     capturer.capture = lambda run: (run(), lambda: None)[1]
     sizes = {"batch": 2, "max_seq": 20, **({} if page_size is None else {"page_size": page_size, "pages": 6})}
@@ -398,10 +398,7 @@ def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
                     assert {tuple(layer.lengths.values) for layer in mine} == {tuple(mine.lengths)}
                     if page_size is not None:
                         assert mine.free_pages == theirs.free_pages
-                        # Which pages these are depends on when some were found for tokens to come.
-                        for cache in (mine, theirs):
-                            rows = zip(cache[0].page_table.tolist(), cache.lengths, strict=True)
-                            assert all(page >= 0 for row, n in rows for page in row[: -(-n // page_size)])
+                        assert mine[0].page_table.tolist() == theirs[0].page_table.tolist()
     assert one["decode"].graphs.replays > 5 * seeds
 
 
