@@ -21,7 +21,7 @@ from nnfront.llm.calibration import quantized_by
 from nnfront.llm.folder_files import CONFIG, GENERATION, read_json
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
-from nnfront.llm.methods import Methods, lacks_for_text
+from nnfront.llm.methods import Methods, lacks_for_text, without_step
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.parts import for_engine
 from nnfront.llm.timings import Timings
@@ -190,7 +190,7 @@ def compile_folder(
         config = replace(config, **{TIED: False})
         module = export(config)
     if kept:
-        module = keep_adapters(module, list(kept.values()), checkpoint, backend_of(target))
+        module = keep_adapters(without_step(module), list(kept.values()), checkpoint, backend_of(target))
     if merged:
         module = merge_adapters(module, merged, backend_of(target), split)
     module, stored = _derived(module, hf_config, checkpoint, target)

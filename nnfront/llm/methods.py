@@ -73,6 +73,11 @@ def require_methods(path: object, what: str, needed: Sequence[str], there: Seque
         )
 
 
+def without_step(module: IRModule) -> IRModule:
+    """The module without `step`, where each sequence has an adapter: rows are tokens there."""
+    return IRModule([f for f in module.functions if f.name != STEP], module.attrs)
+
+
 CACHE_DIMS = ("batch", "max_seq")
 """What caches are made by: `make_cache(batch=..., max_seq=...)`."""
 

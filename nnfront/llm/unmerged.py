@@ -19,7 +19,6 @@ from nnfront.errors import LoadError, PassError
 from nnfront.files import shown, shown_text
 from nnfront.ir import FunctionBuilder, IRModule, Scalar, TensorType, Type, Var
 from nnfront.llm.lora import NO_SPLIT, Adapter, Merging, Product, open_adapters
-from nnfront.llm.methods import STEP
 from nnfront.ops.encoded import cast
 from nnfront.passes import add_adapters
 from nnfront.quantized import Formula, Takes, derive_weights
@@ -62,8 +61,6 @@ def keep_adapters(
     The module is not lifted yet, and its weights are the model's own; `checkpoint` has the tensors of the adapters, too. Raises LoadError with all tensors of an adapter that fit no
     weight, or that can only be merged.
     """
-    # Its rows are tokens, and an adapter is a sequence's.
-    ir = IRModule([f for f in ir.functions if f.name != STEP], ir.attrs)
     read = [_products(ir, adapter, checkpoint) for adapter in adapters]
     types = {name: type for _, stored, _ in read for name, type in stored.items()}
     names = dict.fromkeys(name for products, *_ in read for name in products)
