@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +48,21 @@ def asked_together(engine: Engine, wanted: Iterable[tuple[list[int], Params]]) -
     """Requests that are all there before the engine begins with one."""
     with held(engine):
         return [Answer(engine, prompt, params) for prompt, params in wanted]
+
+
+def requests(count: int, vocab: int) -> list[tuple[list[int], Params]]:
+    """Long prompts beside short ones, of which some begin alike."""
+    random_ = random.Random(5)
+    stem = [random_.randrange(2, vocab) for _ in range(90)]
+    found = []
+    for i in range(count):
+        start = stem[: random_.choice([0, 40, 90])]
+        prompt = [*start, *(random_.randrange(2, vocab) for _ in range(random_.choice([3, 60, 120])))]
+        drawn = Params(
+            temperature=random_.choice([0.0, 0.9]), seed=i, max_tokens=random_.randint(5, 30), ignore_eos=True
+        )
+        found.append((prompt, drawn))
+    return found
 
 
 class Stop:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer, asked_together
+from answering import Answer, asked_together, requests
 from few_of import few_of
 from model_folders import random_folder
 from serving import FOLDER, LIMITS
@@ -64,21 +64,6 @@ def asides(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Pace, "is_due", property(lambda self: random_.random() < 0.2))
     monkeypatch.setattr(Scheduler, "aside", counted)
     return seen
-
-
-def requests(count: int, vocab: int) -> list[tuple[list[int], Params]]:
-    """Long prompts beside short ones, of which some begin alike."""
-    random_ = random.Random(5)
-    stem = [random_.randrange(2, vocab) for _ in range(90)]
-    found = []
-    for i in range(count):
-        start = stem[: random_.choice([0, 40, 90])]
-        prompt = [*start, *(random_.randrange(2, vocab) for _ in range(random_.choice([3, 60, 120])))]
-        drawn = Params(
-            temperature=random_.choice([0.0, 0.9]), seed=i, max_tokens=random_.randint(5, 30), ignore_eos=True
-        )
-        found.append((prompt, drawn))
-    return found
 
 
 def together(engine: Engine, wanted: list[tuple[list[int], Params]]) -> list[tuple[list[int], str]]:

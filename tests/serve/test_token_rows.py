@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer, asked_together
+from answering import Answer, asked_together, requests
 from few_of import few_of
 from model_folders import random_folder
 from serving import FOLDER, LIMITS
@@ -162,21 +162,6 @@ def test_rows_are_refused_behind_the_end_of_a_cache(loaded: Any) -> None:
 def test_calls_are_packed_where_rows_are_alike(loaded: Any, model_type: str, dtype: str, packs: bool) -> None:
     with Engine(loaded(model_type, dtype), LIMITS) as engine:
         assert engine._runner.compute.packs == packs
-
-
-def requests(count: int, vocab: int) -> list[tuple[list[int], Params]]:
-    """Prompts short and long, of which some begin alike; greedy and drawn."""
-    random_ = random.Random(5)
-    stem = [random_.randrange(2, vocab) for _ in range(90)]
-    found = []
-    for i in range(count):
-        start = stem[: random_.choice([0, 40, 90])]
-        prompt = [*start, *(random_.randrange(2, vocab) for _ in range(random_.choice([3, 60, 120])))]
-        drawn = Params(
-            temperature=random_.choice([0.0, 0.9]), seed=i, max_tokens=random_.randint(5, 30), ignore_eos=True
-        )
-        found.append((prompt, drawn))
-    return found
 
 
 @pytest.mark.parametrize(
