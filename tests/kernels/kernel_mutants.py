@@ -10,6 +10,7 @@ import importlib
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -38,9 +39,10 @@ class Mutant:
         return self.name
 
 
+@cache
 def package(mutant: Mutant) -> ModuleType:
     """Import the package with the mistake in it."""
-    name = f"mutant_{mutant.file.removesuffix('.py')}_{mutant.name}"  # mistakes in two files may share a name
+    name = f"mutant_{len(FOLDERS)}_{mutant.name}"  # counted, as mistakes of two tests may share a name and a file
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="mutant_"))
     folder = Path(FOLDERS[-1].name)
     (folder / name).mkdir()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kernel_cases import Case, run
@@ -98,3 +99,10 @@ def test_mutant_is_caught(interpreted, mutant, name, case):
 @pytest.mark.matrix
 def test_the_kernel_without_the_mistake_passes(interpreted, name, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), name, case)
+
+
+def test_two_mistakes_of_one_name_in_one_file_are_two_packages():
+    first = Mutant("same", "split_k.py", "== num_splits - 1", "== num_splits - 2")
+    second = replace(first, new="== num_splits - 3")
+    assert "num_splits - 2" in Path(package(first).__file__).with_name("split_k.py").read_text()
+    assert "num_splits - 3" in Path(package(second).__file__).with_name("split_k.py").read_text()
