@@ -138,7 +138,7 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return torch.randint(0, most, (count // 4,), dtype=torch.int32).view(torch.uint8)
     if {"kind", "x_kind"} & sizes.keys():
         return torch.randint(0, 255, (count,), dtype=torch.uint8)
-    if name in ("codes", "zeros") or (name == "scales" and sizes["scale_kind"] >= 2):
+    if name in ("quantized", "zeros") or (name == "scales" and sizes["scale_kind"] >= 2):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
     if name in ("g", "dt", "a", "beta", "d") or (name == "state" and sizes.get("is_wide_state", True)):
         return torch.randn(count // 4).view(torch.uint8)

@@ -19,7 +19,7 @@ WAYS = [("int8", None), ("fp8", None), ("fp8", 128)] + [
     (s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS
 ]
 TABLES = [(name, FORMATS[name].group_size) for name in ("mxfp4", "nvfp4", "nl4")]
-# Rows from which tiles take what codes in groups of 16 stand for, rounded to bfloat16, where there are tiles.
+# Rows from which tiles take what values in groups of 16 stand for, rounded to bfloat16, where there are tiles.
 BY_TILES = 6
 GUARD = 64
 
@@ -34,22 +34,22 @@ def format_of(stored: str, group: int | None) -> QuantFormat:
     return replace(FORMATS["int8" if stored == "int8_groups" else stored], group_size=group)
 
 
-def meaning(stored: str, codes: torch.Tensor) -> torch.Tensor:
+def meaning(stored: str, quantized: torch.Tensor) -> torch.Tensor:
     """What bytes stand for, two values for each byte in 4 bits."""
     if stored.startswith("int8"):
-        return codes.view(torch.int8).double()
+        return quantized.view(torch.int8).double()
     if stored == "fp8":
-        return codes.view(torch.float8_e4m3fn).double()
-    values = torch.stack([codes % 16, codes // 16], -1).flatten(1).double()
+        return quantized.view(torch.float8_e4m3fn).double()
+    values = torch.stack([quantized % 16, quantized // 16], -1).flatten(1).double()
     if table := FORMATS[stored].values:
         return torch.tensor(table, dtype=torch.float64)[values.long()]
     return values if stored == "uint4" else (values + 8) % 16 - 8
 
 
-def as_stored(stored: str, codes: torch.Tensor) -> torch.Tensor:
+def as_stored(stored: str, quantized: torch.Tensor) -> torch.Tensor:
     """Bytes in the type that the weight has."""
     dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int8_groups": torch.int8}
-    return codes.view(dtypes.get(stored, torch.uint8))
+    return quantized.view(dtypes.get(stored, torch.uint8))
 
 
 def left_to_others(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -97,12 +97,12 @@ class Case:
             return
         groups = 1 if group is None else columns // group
         per_byte = 2 if stored.endswith("4") else 1
-        codes = torch.randint(0, 256, (outputs, columns // per_byte), dtype=torch.uint8)
+        quantized = torch.randint(0, 256, (outputs, columns // per_byte), dtype=torch.uint8)
         if stored == "fp8":
-            codes[codes % 128 == 127] -= 1
+            quantized[quantized % 128 == 127] -= 1
         scales = torch.rand(outputs, groups) / 8 + 0.01
         scales = scales if stored in ("fp8", "nvfp4", "nl4") or are_wide else scales.bfloat16()
-        self.weight = as_stored(stored, inside(codes, offset, 0x7F))
+        self.weight = as_stored(stored, inside(quantized, offset, 0x7F))
         self.scales = inside(scales, offset % 8, torch.nan)
         if stored == "mxfp4":
             exponents = torch.randint(120, 130, (outputs, groups), dtype=torch.uint8)
@@ -120,7 +120,7 @@ class Case:
                 inside(factors, offset % 8, torch.nan),
             )
             scales = stored_scales.double() * factors.double()
-        values = meaning(stored, codes)
+        values = meaning(stored, quantized)
         if stored == "uint4":
             self.zeros = inside(
                 torch.randint(0, most_zero + 1, (outputs, groups), dtype=torch.uint8), offset, 255
@@ -147,7 +147,7 @@ class Case:
         return y
 
     def check(self, y: torch.Tensor, bias: bool = True) -> None:
-        """Within the rounding of the result and of a float32 sum of so many products with codes, or with what they stand for in bfloat16."""
+        """Within the rounding of the result and of a float32 sum of so many products with quantised values, or with what they stand for in bfloat16."""
         b = self.bias.double() if bias else torch.zeros(len(self.bias)).double()
         dense = self.rounded() if self.is_rounded else self.dense
         exact = self.x.double() @ dense.T + b

@@ -85,7 +85,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         sizes = stored, 1, columns, 4, groups, 0, 0, 0, 0, 0, together, 1, 1.0
         NATIVE.multiply_dequantized(*sizes, *[torch.zeros(512)] * 4, None, work, y)
 
-    with pytest.raises(ValueError, match="0 to 9 for how codes are stored, got 10"):
+    with pytest.raises(ValueError, match="0 to 9 for how values are stored, got 10"):
         call(10, 64, 1, 1)
     with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 100 columns"):
         call(4, 100, 3, 1)

@@ -65,11 +65,11 @@ def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(s
 
 @native_only
 @pytest.mark.parametrize(("stored", "group"), WAYS + TABLES, ids=str)
-def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
+def test_each_quantized_value_in_each_lane_is_what_it_stands_for(stored, group):
     columns = 2 * (group or 64) + (group or 40)  # vectors as a whole and a part of one
     kinds, per_byte = (16, 2) if stored.endswith("4") else (256, 1)
-    codes = torch.arange(kinds, dtype=torch.uint8) * (17 if per_byte == 2 else 1)
-    rows = codes.unsqueeze(1).expand(kinds, columns // per_byte)
+    quantized = torch.arange(kinds, dtype=torch.uint8) * (17 if per_byte == 2 else 1)
+    rows = quantized.unsqueeze(1).expand(kinds, columns // per_byte)
     weight = as_stored(stored, rows.contiguous())
     groups = 1 if group is None else columns // group
     scales = torch.ones(
@@ -90,8 +90,8 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
 @native_only
 def test_each_scale_of_8_bits_in_each_place_is_what_it_stands_for():
     groups = 9  # a step of vectors and a part of one
-    codes = torch.arange(256)[:, None] + torch.arange(groups)
-    scales = (codes % 256).to(torch.uint8).view(torch.float8_e4m3fn)
+    quantized = torch.arange(256)[:, None] + torch.arange(groups)
+    scales = (quantized % 256).to(torch.uint8).view(torch.float8_e4m3fn)
     ones = torch.full((256, 8 * groups), 0x22, dtype=torch.uint8)
     x = torch.eye(groups).repeat_interleave(16, 1) * (torch.arange(16 * groups) % 16 == 3)
     y = in_c(FORMATS["nvfp4"], x.bfloat16(), ones, scales, torch.full((256, 1), 0.5), None)
@@ -217,8 +217,8 @@ def test_what_is_no_number_stays_none_and_where_it_is():
     torch.testing.assert_close(y, torch.tensor([[100, torch.nan, 100]]).bfloat16(), equal_nan=True)
     x = torch.ones(2, 96).bfloat16()
     x[0, 95] = torch.inf
-    codes = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
-    y = in_c(format_of("int4", 32), x, codes, torch.ones(2, 3).bfloat16(), None, None)
+    quantized = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
+    y = in_c(format_of("int4", 32), x, quantized, torch.ones(2, 3).bfloat16(), None, None)
     assert torch.equal(y, torch.tensor([[-torch.inf] * 2, [-384.0] * 2]).bfloat16())
 
 
@@ -352,11 +352,11 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
-    with pytest.raises(ValueError, match="0 to 9 for how codes are stored, got 10"):
+    with pytest.raises(ValueError, match="0 to 9 for how values are stored, got 10"):
         call(10, 64, 1)
     with pytest.raises(ValueError, match="0 to 3 for what scales are, got 4"):
         call(0, 64, 1, 4)
-    with pytest.raises(ValueError, match="scales in float8 of values of a table, got 0 for how codes are"):
+    with pytest.raises(ValueError, match="scales in float8 of values of a table, got 0 for how values are"):
         call(0, 64, 1, 3)
     with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
         call(7, 64, 1)

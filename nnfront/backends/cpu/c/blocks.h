@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights in blocks of 256 columns, the last one of a row maybe of 128: Q4_K, Q5_K and Q6_K, as GGUF has them.
 //
-// Half a block is 64 bytes of four bits, and bits above them. They become bytes of codes, those of the low halves and those of the high ones, and these are multiplied where they lie:
-// x is brought into their order once for all outputs. What codes are more than numbers is taken from sums of x over groups, so that a block costs one more multiplication.
+// Half a block is 64 bytes of four bits, and bits above them. They become bytes of quantised values, those of the low halves and those of the high ones, and these are multiplied where they lie:
+// x is brought into their order once for all outputs. What quantised values are more than numbers is taken from sums of x over groups, so that a block costs one more multiplication.
 
 #ifndef NNFRONT_BLOCKS_H
 #define NNFRONT_BLOCKS_H
 
-#include "codes.h"
+#include "quantized_values.h"
 
 enum {
     HALF = BLOCK / 2,    // columns
@@ -15,10 +15,10 @@ enum {
     IN_HALF = NIBBLES / VECTOR,
     FACTORS = 16,        // of a block: eight scales and eight minima, or sixteen scales
     MOST_BYTES = 210,    // of a block
-    // How many codes are beside one another in a word, and what each is more than its number where it is multiplied.
+    // How many quantised values are beside one another in a word, and what each is more than its number where it is multiplied.
 #if AVX512_BF16
     BESIDE = 2,
-    MORE = 128,  // 0x4300 | code is 128 + code in bfloat16
+    MORE = 128,  // 0x4300 | value is 128 + value in bfloat16
 #else
     BESIDE = 4,
     MORE = 0,
@@ -27,9 +27,9 @@ enum {
 };
 
 #if AVX512_BF16
-typedef Words Codes;
+typedef Words QuantizedVector;
 #else
-typedef Bits Codes;
+typedef Bits QuantizedVector;
 #endif
 
 INLINE bool has_minima(const Stored how) { return how != Q6_K; }
@@ -45,7 +45,7 @@ INLINE int column_of(const Stored how, int byte, int is_high) {
     return has_minima(how) ? byte / 32 * 64 + is_high * 32 + byte % 32 : is_high * 64 + byte;
 }
 
-// Bring a row of x into the order of the codes, with the sums of its groups, as they are multiplied with factors, behind each block.
+// Bring a row of x into the order of the quantised values, with the sums of its groups, as they are multiplied with factors, behind each block.
 FAST static void arrange_blocks(const uint16_t *from, Element *to, Py_ssize_t columns, const Stored how) {
     for (Py_ssize_t begin = 0; begin < columns; begin += BLOCK, to += BLOCK_ELEMENTS) {
         const int there = columns - begin < BLOCK ? HALF : BLOCK;
@@ -129,7 +129,7 @@ FAST INLINE Factors factors_of(const uint8_t *block, const Stored how) {
     return found;
 }
 
-// For each lane of a vector of codes the scale of its group; `places` says how far it is from that of the first lane.
+// For each lane of a vector of quantised values the scale of its group; `places` says how far it is from that of the first lane.
 FAST INLINE Floats scales_of(const Factors *of, const Stored how, const int half, const int vector, const int is_high, Ints places) {
     const int first = has_minima(how) ? 4 * half + 2 * (vector * VECTOR / 32) + is_high : 8 * half + 4 * is_high + vector * VECTOR / 16;
 #if AVX512
@@ -151,11 +151,11 @@ FAST INLINE Ints places_of(const Stored how) {
 }
 
 // 32 bytes with four fields of two bits, as many of them as are in a vector, those of the bytes that are multiplied with it in the lowest bits.
-FAST INLINE Codes bits_above(const uint8_t *from, const int vector) {
-    Codes found;
+FAST INLINE QuantizedVector bits_above(const uint8_t *from, const int vector) {
+    QuantizedVector found;
 #if VECTOR == 64
     const __m256i once = _mm256_loadu_si256((const __m256i *)from);
-    found = (Codes)_mm512_inserti64x4(_mm512_castsi256_si512(once), _mm256_srli_epi16(once, 2), 1);
+    found = (QuantizedVector)_mm512_inserti64x4(_mm512_castsi256_si512(once), _mm256_srli_epi16(once, 2), 1);
 #else
     memcpy(&found, from + vector * VECTOR % 32, sizeof found);
     found >>= vector * VECTOR / 32 * 2;
@@ -163,16 +163,16 @@ FAST INLINE Codes bits_above(const uint8_t *from, const int vector) {
     return found;
 }
 
-#define IN_EACH(byte) ((Codes){0} + (typeof(((Codes){0})[0]))(0x01010101u * (byte)))
+#define IN_EACH(byte) ((QuantizedVector){0} + (typeof(((QuantizedVector){0})[0]))(0x01010101u * (byte)))
 
-// The codes of a vector of half a block, one in each byte: those of the low halves of bytes, then those of the high ones.
-FAST INLINE void codes_of(const uint8_t *block, const Stored how, const int half, const int vector, Codes *to) {
-    Codes bytes;
+// The quantised values of a vector of half a block, one in each byte: those of the low halves of bytes, then those of the high ones.
+FAST INLINE void quantized_of(const uint8_t *block, const Stored how, const int half, const int vector, QuantizedVector *to) {
+    QuantizedVector bytes;
     memcpy(&bytes, block + nibbles_at(how) + half * NIBBLES + vector * VECTOR, sizeof bytes);
     to[0] = bytes & IN_EACH(15);
     to[1] = (bytes >> 4) & IN_EACH(15);
     if (how == Q4_K) return;
-    const Codes above = bits_above(block + above_at(how, half), vector);
+    const QuantizedVector above = bits_above(block + above_at(how, half), vector);
     if (how == Q5_K) {
         to[0] |= (half ? above : above << 4) & IN_EACH(16);
         to[1] |= (half ? above >> 1 : above << 3) & IN_EACH(16);
@@ -182,14 +182,14 @@ FAST INLINE void codes_of(const uint8_t *block, const Stored how, const int half
     }
 }
 
-// Add to the parts of all rows what the codes of a vector, one in each byte, contribute.
-FAST INLINE void add_codes(Codes codes, const Element *x, Py_ssize_t stride, Floats *parts, const int rows) {
+// Add to the parts of all rows what the quantised values of a vector, one in each byte, contribute.
+FAST INLINE void add_quantized(QuantizedVector quantized, const Element *x, Py_ssize_t stride, Floats *parts, const int rows) {
 #pragma GCC unroll 4
     for (int k = 0; k < BESIDE; k++) {
 #if AVX512_BF16
-        const Words some = ((k ? codes >> 8 : codes & 0xFF)) | 0x4300;
+        const Words some = ((k ? quantized >> 8 : quantized & 0xFF)) | 0x4300;
 #else
-        const Floats some = __builtin_convertvector((Ints)(codes & 255u << 8 * k), Floats);
+        const Floats some = __builtin_convertvector((Ints)(quantized & 255u << 8 * k), Floats);
 #endif
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) {
@@ -214,14 +214,14 @@ FAST INLINE void add_block(const Quantized *p, const Stored how, const uint8_t *
     for (int half = 0; half < 2; half++)
 #pragma GCC unroll 4
         for (int vector = 0; vector < IN_HALF; vector++) {
-            Codes both[2];
-            codes_of(block, how, half, vector, both);
+            QuantizedVector both[2];
+            quantized_of(block, how, half, vector, both);
 #pragma GCC unroll 2
             for (int is_high = 0; is_high < 2; is_high++) {
-                Floats parts[CODED_ROWS];
+                Floats parts[ROWS_AT_ONCE];
 #pragma GCC unroll 8
                 for (int row = 0; row < rows; row++) parts[row] = all(0.0f);
-                add_codes(both[is_high], x + ((half * IN_HALF + vector) * 2 + is_high) * VECTOR, p->stride, parts, rows);
+                add_quantized(both[is_high], x + ((half * IN_HALF + vector) * 2 + is_high) * VECTOR, p->stride, parts, rows);
                 const Floats by = scales_of(&factors, how, half, vector, is_high, places);
 #pragma GCC unroll 8
                 for (int row = 0; row < rows; row++) sums[row] = fused(parts[row], by, sums[row]);
@@ -243,7 +243,7 @@ FAST INLINE void add_blocks(const Quantized *p, const Stored how, Floats *sums, 
     const Ints places = places_of(how);
     for (Py_ssize_t i = first; i < end; i++) {
         uint8_t copy[MOST_BYTES];
-        const uint8_t *from = p->codes + at * p->bytes + i * block_bytes(how);
+        const uint8_t *from = p->quantized + at * p->bytes + i * block_bytes(how);
         const uint8_t *block = whole_block(from, how, p->bytes - i * block_bytes(how), copy);
 #pragma GCC unroll 4
         for (int line = 0; line < block_bytes(how); line += 64) __builtin_prefetch(from + p->ahead + line, 0, 2);
@@ -259,17 +259,17 @@ FAST INLINE void values_of(const uint8_t *block, const Stored how, float *to) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++)
         for (int vector = 0; vector < IN_HALF; vector++) {
-            Codes both[2];
+            QuantizedVector both[2];
             uint8_t bytes[2][VECTOR];
-            codes_of(block, how, half, vector, both);
+            quantized_of(block, how, half, vector, both);
             memcpy(bytes, both, sizeof bytes);
             for (int is_high = 0; is_high < 2; is_high++)
                 for (int i = 0; i < VECTOR; i += FLOATS) {
                     const int column = half * HALF + column_of(how, vector * VECTOR + i, is_high), group = column / (has_minima(how) ? 32 : 16);
-                    const Floats codes = __builtin_convertvector((Ints)bytes_there(bytes[is_high] + i, first_lanes(FLOATS)), Floats);
+                    const Floats quantized = __builtin_convertvector((Ints)bytes_there(bytes[is_high] + i, first_lanes(FLOATS)), Floats);
                     const Floats scale = all(each[group]);
                     // As two steps, each rounded, so that it is the same everywhere.
-                    store(to + column, has_minima(how) ? scale * codes - all(each[8 + group]) : scale * (codes - 32.0f));
+                    store(to + column, has_minima(how) ? scale * quantized - all(each[8 + group]) : scale * (quantized - 32.0f));
                 }
         }
 }
@@ -281,7 +281,7 @@ FAST static void sum_blocks(const Quantized *p, const Stored how, Py_ssize_t at,
         uint8_t copy[MOST_BYTES];
         for (Py_ssize_t from = 0, column = 0; column < p->columns; from += block_bytes(how), column += BLOCK) {
             const Py_ssize_t left = p->columns - column;
-            values_of(whole_block(p->codes + at * p->bytes + from, how, p->bytes - from, copy), how, values);
+            values_of(whole_block(p->quantized + at * p->bytes + from, how, p->bytes - from, copy), how, values);
             for (int i = 0; i < (left < BLOCK ? left : BLOCK); i++) sum += values[i] * widened(p->plain[row * p->columns + column + i]);
         }
         to[row][slot] = only(first_lanes(1), all(sum));

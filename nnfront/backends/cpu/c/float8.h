@@ -8,27 +8,27 @@
 
 #include "words.h"
 
-// What codes of float8 (e4m3fn) stand for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
-FAST INLINE Floats decoded(Bits codes) {
-    const Bits size = codes & 0x7F, normal = (size << 20) + (120 << 23), is_small = (Bits)(size < 8), is_nan = (Bits)(size == 0x7F);
+// What quantised values of float8 (e4m3fn) stand for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
+FAST INLINE Floats decoded(Bits quantized) {
+    const Bits size = quantized & 0x7F, normal = (size << 20) + (120 << 23), is_small = (Bits)(size < 8), is_nan = (Bits)(size == 0x7F);
     const Floats small = __builtin_convertvector((Ints)size, Floats) * 0x1p-9f;
-    return (Floats)(((Bits)small & is_small) | (normal & ~(is_small | is_nan)) | (is_nan & 0x7FC00000) | ((codes & 0x80) << 24));
+    return (Floats)(((Bits)small & is_small) | (normal & ~(is_small | is_nan)) | (is_nan & 0x7FC00000) | ((quantized & 0x80) << 24));
 }
 
-// The same of the codes at `from`, or of the first of them that `there` marks.
+// The same of the quantised values at `from`, or of the first of them that `there` marks.
 FAST INLINE Floats decoded_there(const uint8_t *from, Lanes there) {
 #if AVX512
     // As float16, whose exponent has a bit more, their bits are 2^-8 times as much. Vectors of bytes are short, and so cost less than those of words.
-    const __m128i codes = _mm_maskz_loadu_epi8(there, from), last = _mm_set1_epi8(0x7F);
-    const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_and_si128(codes, last), last);
-    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7), _mm256_set1_epi16((short)0xBF80));
+    const __m128i quantized = _mm_maskz_loadu_epi8(there, from), last = _mm_set1_epi8(0x7F);
+    const __mmask16 is_nan = _mm_cmpeq_epi8_mask(_mm_and_si128(quantized, last), last);
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(quantized), 7), _mm256_set1_epi16((short)0xBF80));
     return _mm512_mask_mov_ps((__m512)(_mm512_cvtph_ps(halves) * all(0x1p8f)), is_nan, all(NAN));
 #else
     return decoded(bytes_there(from, there));
 #endif
 }
 
-// The code of float8 that is nearest to a number of at most 448, to an even one of two.
+// The quantised value of float8 that is nearest to a number of at most 448, to an even one of two.
 INLINE uint8_t coded(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "codes.h"
+#include "quantized_values.h"
 
 enum {
     CHUNK = 512,                        // columns; their sums of products are exact in floats
@@ -17,30 +17,30 @@ enum {
 };
 
 #if AVX512_BF16
-typedef int8_t Code;  // multiplied with bytes of a weight
+typedef int8_t Rounded;  // multiplied with bytes of a weight
 #else
-typedef int16_t Code;  // with words, the first and third of four neighbours ahead of the others
+typedef int16_t Rounded;  // with words, the first and third of four neighbours ahead of the others
 #endif
 
 typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
-    float *sums;               // [rows, parts], of codes
-    Code *codes;               // of each block of rows [columns / 4, rows, 4]
+    float *sums;               // [rows, parts], of quantised values
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
 } Int8;
 
 // How many rows the block has that begins at a row.
 INLINE Py_ssize_t rows_of_block(Py_ssize_t left) { return left >= IN_BLOCK ? IN_BLOCK : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
-// The column of a code among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
-INLINE int column_of_code(bool is_four_bits, int code) {
-    const int byte = code % FOUR, place = sizeof(Code) == 1 ? byte : (byte & 1) * 2 + byte / 2;
-    return is_four_bits ? 2 * place + code / FOUR : code / FOUR * FOUR + place;
+// The column of a quantised value among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
+INLINE int column_of_number(bool is_four_bits, int number) {
+    const int byte = number % FOUR, place = sizeof(Rounded) == 1 ? byte : (byte & 1) * 2 + byte / 2;
+    return is_four_bits ? 2 * place + number / FOUR : number / FOUR * FOUR + place;
 }
 
 // Round a row, which is number `row` of a block of `rows` that begins at `to`.
-FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Code *to, Py_ssize_t rows, Py_ssize_t at) {
+FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
     const Py_ssize_t columns = p->n->columns;
     const bool is_four_bits = p->n->stored >= INT4_GROUPS;
     uint16_t most = 0;
@@ -55,18 +55,18 @@ FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Cod
         const Py_ssize_t begin = part * p->length, end = begin + p->length < p->padded ? begin + p->length : p->padded;
         int32_t sum = 0;
         for (Py_ssize_t first = begin; first < end; first += STEP) {
-            int32_t codes[STEP];
+            int32_t quantized[STEP];
             for (int i = 0; i < STEP; i += FLOATS) {
                 const Py_ssize_t left = columns - first - i;
                 const Floats values = widened_vector(x + first + i, first_lanes(left > 0 ? left : 0));
                 const Ints rounded = __builtin_convertvector(is_finite ? nearest(values / all(scale)) : all(0.0f), Ints);
-                memcpy(codes + i, &rounded, sizeof rounded);
+                memcpy(quantized + i, &rounded, sizeof rounded);
             }
-            for (int i = 0; i < STEP; i++) sum += codes[i];
-            Code *of_step = to + (first / FOUR * rows + at) * FOUR;
+            for (int i = 0; i < STEP; i++) sum += quantized[i];
+            Rounded *of_step = to + (first / FOUR * rows + at) * FOUR;
             for (int four = 0; four < STEP / FOUR; four++)
                 for (int i = 0; i < FOUR; i++)
-                    of_step[four * rows * FOUR + i] = (Code)codes[four / 2 * 8 + column_of_code(is_four_bits, four % 2 * FOUR + i)];
+                    of_step[four * rows * FOUR + i] = (Rounded)quantized[four / 2 * 8 + column_of_number(is_four_bits, four % 2 * FOUR + i)];
         }
         p->sums[row * p->parts + part] = (float)sum;
     }
@@ -79,12 +79,12 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
         rows = rows_of_block(all_rows - row);
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end)
-                round_row(p, (const uint16_t *)p->n->x + (row + i) * p->n->columns, row + i, p->codes + row * p->padded, rows, i);
+                round_row(p, (const uint16_t *)p->n->x + (row + i) * p->n->columns, row + i, p->quantized + row * p->padded, rows, i);
     }
 }
 
-// What four codes of a row and four bytes of each output add to sums.
-FAST INLINE Ints plus_products(Ints sum, Bits weight, const Code *x) {
+// What four quantised values of a row and four bytes of each output add to sums.
+FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x) {
 #if AVX512_BF16
     int32_t four;
     memcpy(&four, x, sizeof four);
@@ -130,15 +130,15 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
     const struct multiply_int8 *n = p->n;
     const Stored how = (Stored)n->stored;
     const Py_ssize_t bytes = bytes_of(how, n->columns), there = n->outputs - at < FLOATS ? n->outputs - at : FLOATS;
-    const uint8_t *codes = (const uint8_t *)n->codes + at * bytes;
+    const uint8_t *quantized = (const uint8_t *)n->quantized + at * bytes;
     if (how < INT4_GROUPS) {
         for (Py_ssize_t column = first; column < end; column += FOUR)
-            *to++ = four_of_each(codes + column, bytes, there, n->columns - column < FOUR ? n->columns - column : FOUR) ^ 0x80808080;
+            *to++ = four_of_each(quantized + column, bytes, there, n->columns - column < FOUR ? n->columns - column : FOUR) ^ 0x80808080;
         return;
     }
     const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
     for (Py_ssize_t column = first; column < end; column += 2 * FOUR) {
-        const Bits both = four_of_each(codes + column / 2, bytes, there, FOUR);
+        const Bits both = four_of_each(quantized + column / 2, bytes, there, FOUR);
         *to++ = (both & 0x0F0F0F0F) ^ flipped;
         *to++ = (both >> 4 & 0x0F0F0F0F) ^ flipped;
     }
@@ -159,7 +159,7 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
 // What a chunk that is in order adds to the sums of a block; `rows` is a constant wherever this is inlined.
 FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
                                 float *to, const int rows) {
-    const Code *x = p->codes + row * p->padded + first * rows;
+    const Rounded *x = p->quantized + row * p->padded + first * rows;
     Floats sums[IN_BLOCK];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
@@ -233,9 +233,9 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
     Int8 p = {.n = n, .padded = (n->columns + STEP - 1) / STEP * STEP, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups};
     p.parts = (p.padded + p.length - 1) / p.length;
-    p.scales = n->work, p.sums = p.scales + n->rows, p.codes = (Code *)(p.sums + n->rows * p.parts);
+    p.scales = n->work, p.sums = p.scales + n->rows, p.quantized = (Rounded *)(p.sums + n->rows * p.parts);
     const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS, bytes = bytes_of(how, n->columns);
-    in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_CODES ? 1 : (unsigned)n->threads);
-    in_shares(int8_outputs, &p, vectors, CODES_SHARE / (bytes * FLOATS + 1) + 1, n->outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads);
+    in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    in_shares(int8_outputs, &p, vectors, QUANTIZED_SHARE / (bytes * FLOATS + 1) + 1, n->outputs * bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     return NULL;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of several rows with a weight in few bits by matrix tiles, as in `tiles.c`: codes become tiles of bfloat16, which holds each of them
-// exactly, and the sums of a group are scaled; where groups are too small for that it is what codes stand for that becomes them.
+// Products of several rows with a weight in few bits by matrix tiles, as in `tiles.c`: quantised values become tiles of bfloat16, which holds each of them
+// exactly, and the sums of a group are scaled; where groups are too small for that it is what quantised values stand for that becomes them.
 
 #include <stdlib.h>
 
-#include "codes_bf16.h"
+#include "quantized_values_bf16.h"
 #include "product.h"
 #include "rounded.h"
 
@@ -17,8 +17,8 @@ typedef struct {
     const struct multiply_quantized *n;
     Quantized weight;
     const uint16_t *packed;  // x as tiles want it
-    const float *sums;       // of x over groups, [group, tile, row], where codes are multiplied as less than they stand for
-} Coded;
+    const float *sums;       // of x over groups, [group, tile, row], where quantised values are multiplied as less than they stand for
+} QuantizedTiles;
 
 // Columns of SIDE outputs: numbers that tiles multiply, and what the sums of a group are multiplied with, and those of x over it.
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
     float scales[SIDE][PANEL_GROUPS], offsets[SIDE][PANEL_GROUPS];
 } __attribute__((aligned(64))) Panel;
 
-// Whether tiles hold codes as they are, and sums are scaled.
+// Whether tiles hold quantised values as they are, and sums are scaled.
 INLINE bool is_scaled(const Stored how, const int shift) { return how != Q6_K && (how != VALUES4 || 1 << shift >= LANES); }
 
 INLINE bool has_sums(const Stored how) { return how == Q4_K || how == Q5_K || has_offset(how); }
@@ -63,9 +63,9 @@ TILED INLINE void store_tiles(float *to, const int tiles) {
 // Compilers do not know that tiles are loaded from memory and stored to it.
 INLINE void order_memory(void) { __asm__ volatile("" : : : "memory"); }
 
-// LANES codes of 8 bits of an output as bfloat16, or the first of them that `there` marks.
-TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const uint8_t *codes, __mmask32 there) {
-    const __m256i bytes = _mm256_maskz_loadu_epi8(there, codes);
+// LANES quantised values of 8 bits of an output as bfloat16, or the first of them that `there` marks.
+TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const uint8_t *quantized, __mmask32 there) {
+    const __m256i bytes = _mm256_maskz_loadu_epi8(there, quantized);
     if (is_float8(how)) {
         const __m512i words = _mm512_cvtepu8_epi16(bytes);
         return (__m512i)float8(table, words, _mm512_slli_epi16(words, 8));
@@ -90,7 +90,7 @@ TILED INLINE void look_up_spread(__m128i some, __m512i table, uint16_t *to, cons
 // Numbers of four bits of an output as what they stand for, the columns `begin` to `end`; steps are `next` apart.
 TILED INLINE void round_four_spread(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, uint16_t *to, const int next,
                                     const bool are_two) {
-    const uint8_t *from = p->codes + at * p->bytes + begin / 2;
+    const uint8_t *from = p->quantized + at * p->bytes + begin / 2;
     const int bytes = LANES / 2, steps = are_two ? 1 : 1 << p->shift >> 5;
     float scales[FLOATS], zeros[FLOATS] = {0};
     const Floats unscaled = unscaled_values(p, how, 0);
@@ -115,16 +115,16 @@ TILED INLINE void round_six_spread(const Quantized *p, Py_ssize_t at, Py_ssize_t
     const __m512i first = _mm512_inserti64x4(_mm512_set1_epi32(8), _mm256_set1_epi32(16), 0), second = _mm512_inserti64x4(_mm512_set1_epi32(24), _mm256_setzero_si256(), 0);
     const __m512i groups = _mm512_set_epi32(1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0);
     for (Py_ssize_t column = begin, at_byte = bytes_of(Q6_K, begin); column < end; column += BLOCK, at_byte += block_bytes(Q6_K)) {
-        uint8_t copy[MOST_BYTES], codes[BLOCK];
-        const uint8_t *block = whole_block(p->codes + at * p->bytes + at_byte, Q6_K, p->bytes - at_byte, copy);
+        uint8_t copy[MOST_BYTES], quantized[BLOCK];
+        const uint8_t *block = whole_block(p->quantized + at * p->bytes + at_byte, Q6_K, p->bytes - at_byte, copy);
         const Floats scales = factors_of(block, Q6_K).vectors[0], less = scales * -160.0f;
         for (int half = 0; half < 2; half++) {
-            Codes both[2];
-            codes_of(block, Q6_K, half, 0, both);
-            memcpy(codes + half * HALF, both, sizeof both);
+            QuantizedVector both[2];
+            quantized_of(block, Q6_K, half, 0, both);
+            memcpy(quantized + half * HALF, both, sizeof both);
         }
         for (int step = 0; step < BLOCK / LANES && column + step * LANES < end; step++, to += next) {
-            const __m512i bytes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(codes + step * LANES)));
+            const __m512i bytes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(quantized + step * LANES)));
             const __m512i places = _mm512_add_epi32(groups, _mm512_set1_epi32(2 * step));
             const Floats by = _mm512_permutexvar_ps(places, scales), of_less = _mm512_permutexvar_ps(places, less);
             const Floats low = (Floats)_mm512_ternarylogic_epi32(_mm512_rolv_epi32(bytes, first), mask, more, 0xEA);  // (bytes & mask) | more
@@ -142,26 +142,26 @@ TILED INLINE void round_spread(const Quantized *p, const Stored how, Py_ssize_t 
 
 // The columns from `begin` on of an output, `count` of them, into its rows of a panel.
 TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin);
+    const uint8_t *quantized = p->quantized + at * p->bytes + bytes_of(how, begin);
     if (how < INT4_GROUPS) {
         for (int column = 0; column < count; column += LANES, to += TILE) {
             const __mmask32 mask = count - column < LANES ? ((__mmask32)1 << (count - column)) - 1 : (__mmask32)-1;
-            _mm512_store_si512(to, tile_values(how, table, codes + column, mask));
+            _mm512_store_si512(to, tile_values(how, table, quantized + column, mask));
         }
         return;
     }
     const __m512i bits = quarter_bits();
 #pragma GCC unroll 4
-    for (const uint8_t *end = codes + count / 2; codes < end; codes += LANES / 2, to += TILE) {
-        const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)codes));
+    for (const uint8_t *end = quantized + count / 2; quantized < end; quantized += LANES / 2, to += TILE) {
+        const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)quantized));
         _mm512_store_si512(to, _mm512_permutexvar_epi16(_mm512_srlv_epi16(words, bits), table[0]));
     }
 }
 
 // Have all that is stored of columns of an output come nearer.
 TILED INLINE void fetch_next(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, int count) {
-    const char *codes = (const char *)p->codes + at * p->bytes + bytes_of(how, begin);
-    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
+    const char *quantized = (const char *)p->quantized + at * p->bytes + bytes_of(how, begin);
+    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch(quantized + line, _MM_HINT_T1);
     if (!is_grouped(how) || in_blocks(how)) return;
     const Py_ssize_t from = at * p->groups + (begin >> p->shift), groups = ((count - 1) >> p->shift) + 1;
     const int log = scale_bytes_log2(p->kind);
@@ -181,10 +181,10 @@ TILED INLINE void scales_of_columns(const Quantized *p, const Stored how, Py_ssi
 // The same of both for blocks of 4 or 5 bits, which hold their scales.
 TILED INLINE void decode_blocks(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to, float *scales,
                                 float *offsets) {
-    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin);
-    for (int column = 0; column < count; column += BLOCK, codes += block_bytes(how), scales += 8, offsets += 8) {
+    const uint8_t *quantized = p->quantized + at * p->bytes + bytes_of(how, begin);
+    for (int column = 0; column < count; column += BLOCK, quantized += block_bytes(how), scales += 8, offsets += 8) {
         uint8_t copy[MOST_BYTES];
-        const uint8_t *block = whole_block(codes, how, bytes_of(how, count - column < BLOCK ? count - column : BLOCK), copy);
+        const uint8_t *block = whole_block(quantized, how, bytes_of(how, count - column < BLOCK ? count - column : BLOCK), copy);
         const __m512 factors = (__m512)factors_of(block, how).vectors[0];
         _mm256_storeu_ps(scales, _mm512_castps512_ps256(factors));
         _mm256_storeu_ps(offsets, _mm256_sub_ps(_mm256_setzero_ps(), _mm512_extractf32x8_ps(factors, 1)));
@@ -245,8 +245,8 @@ TILED INLINE void add_groups(const Panel *panel, const Stored how, const uint16_
 }
 #undef MULTIPLY_GROUP
 
-// `there` outputs from `at` on by codes as they are, or by what they stand for; `how`, `by_scales` and `tiles` are constants wherever this is inlined.
-TILED INLINE void coded_block(const Coded *given, const Stored how, const bool by_scales, const __m512i *table, Py_ssize_t at, int there, Panel *panel, float *sums,
+// `there` outputs from `at` on by quantised values as they are, or by what they stand for; `how`, `by_scales` and `tiles` are constants wherever this is inlined.
+TILED INLINE void tile_block(const QuantizedTiles *given, const Stored how, const bool by_scales, const __m512i *table, Py_ssize_t at, int there, Panel *panel, float *sums,
                               const int tiles) {
     const Quantized *p = &given->weight;
     const Py_ssize_t columns = p->columns;
@@ -280,7 +280,7 @@ TILED INLINE void coded_block(const Coded *given, const Stored how, const bool b
         for (int i = output * SIDE; i < tiles * SIDE * SIDE; i += SIDE * SIDE) store(sums + i, floats(sums + i) * all(scales[output]));
 }
 
-// What tiles hold for codes.
+// What tiles hold for quantised values.
 TILED INLINE void set_table(const Quantized *p, const Stored how, __m512i *table) {
     static const uint16_t numbers[32] = {
         0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
@@ -293,7 +293,7 @@ TILED INLINE void set_table(const Quantized *p, const Stored how, __m512i *table
             : constants(p, how).table[0];
 }
 
-TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+TILED INLINE void tile_outputs(const QuantizedTiles *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_quantized *n = given->n;
     const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
     const bool by_scales = is_scaled(how, given->weight.shift);
@@ -307,8 +307,8 @@ TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t 
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         switch ((n->rows + SIDE - 1) / SIDE) {
 #define TILES(tiles) \
-    if (by_scales) coded_block(given, how, true, table, at, there, &panel, sums, tiles); \
-    else coded_block(given, how, false, table, at, there, &panel, sums, tiles)
+    if (by_scales) tile_block(given, how, true, table, at, there, &panel, sums, tiles); \
+    else tile_block(given, how, false, table, at, there, &panel, sums, tiles)
             case 1: TILES(1); break;
             case 2: TILES(2); break;
             case 3: TILES(3); break;
@@ -350,16 +350,16 @@ TILED static void sum_by_tiles(const uint16_t *packed, float *to, Py_ssize_t gro
     _tile_release();
 }
 
-// Whether tiles multiply all rows of x in less time than pairs, and may: where codes are less than they stand for there, sums of what is not finite, or near the largest number, say nothing.
+// Whether tiles multiply all rows of x in less time than pairs, and may: where quantised values are less than they stand for there, sums of what is not finite, or near the largest number, say nothing.
 static bool takes_tiles(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
     const int least = !is_scaled(how, shift_of(n->columns, n->groups)) ? 6 : how < INT4_GROUPS ? 5 : 4;
     return n->rows >= least && n->rows <= MOST_TILES * SIDE && has_tiles() && (!has_sums(how) || are_usual(n->x, n->rows * n->columns));
 }
 
-static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
+static const char *multiply_quantized_by_tiles(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
-    Coded given = {.n = n, .weight = WEIGHT_OF(n, n->outputs)};
+    QuantizedTiles given = {.n = n, .weight = WEIGHT_OF(n, n->outputs)};
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
     const Py_ssize_t tiles = (n->rows + SIDE - 1) / SIDE, groups = in_blocks(how) ? n->columns / 32 : n->groups;
     uint16_t *packed = packed_for_tiles(&p, is_spread(how));
@@ -371,8 +371,8 @@ static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
     if (sums) sum_by_tiles(packed, sums, groups, n->columns / (groups + !groups), tiles);
     given.packed = packed, given.sums = sums;
     const Py_ssize_t bytes = given.weight.bytes;
-    const unsigned threads = n->outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads;
-    in_shares(tile_shares[n->stored], &given, n->outputs, (CODES_SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
+    const unsigned threads = n->outputs * bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
+    in_shares(tile_shares[n->stored], &given, n->outputs, (QUANTIZED_SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
     free(packed), free(sums);
     return NULL;
 }

@@ -52,7 +52,7 @@ FAST INLINE Floats values_in(const Quantized *p, const Stored how, Floats unscal
 
 // The columns `first` to `end` of output `at`, from a group on.
 FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes;
+    const uint8_t *quantized = p->quantized + at * p->bytes;
 #if AVX512
     const Floats unscaled = unscaled_values(p, how, 0);
     __m512i table = _mm512_setzero_si512();
@@ -64,7 +64,7 @@ FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_
             const Floats values = values_in(p, how, unscaled, at, group);
             table = rounded_pair(values, p->shift == 4 && left > VALUES ? values_in(p, how, unscaled, at, group + 1) : values);
         }
-        const __m128i bytes = _mm_maskz_loadu_epi8(left < LANES ? (__mmask16)((1 << left / 2) - 1) : (__mmask16)-1, codes + column / 2);
+        const __m128i bytes = _mm_maskz_loadu_epi8(left < LANES ? (__mmask16)((1 << left / 2) - 1) : (__mmask16)-1, quantized + column / 2);
         const __m512i pairs = _mm512_cvtepu8_epi32(bytes), both = _mm512_or_si512(pairs, _mm512_slli_epi32(pairs, 12));
         const __m512i places = _mm512_ternarylogic_epi32(both, _mm512_set1_epi16(15), half, 0xEA);  // (both & 15) | half
         store_words(to + column - first, _mm512_permutexvar_epi16(places, table), left);
@@ -74,8 +74,8 @@ FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_
         uint16_t table[VALUES];
         for (int i = 0; i < VALUES; i += FLOATS) store_rounded(table + i, first_lanes(FLOATS), values_in(p, how, unscaled_values(p, how, i), at, column >> p->shift));
         for (Py_ssize_t i = column; i < column + (1 << p->shift); i += 2) {
-            to[i - first] = table[codes[i / 2] & 15];
-            to[i - first + 1] = table[codes[i / 2] >> 4];
+            to[i - first] = table[quantized[i / 2] & 15];
+            to[i - first + 1] = table[quantized[i / 2] >> 4];
         }
     }
 #endif
@@ -83,27 +83,27 @@ FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_
 
 // The same of integers of 8 bits.
 FAST INLINE void round_integers(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes;
+    const uint8_t *quantized = p->quantized + at * p->bytes;
     const Py_ssize_t length = how == INT8 ? end - first : 1 << p->shift;
     for (Py_ssize_t begin = first; begin < end; begin += length) {
         const Floats scale = all(scale_at(p->scales, p->kind, how == INT8 ? at : at * p->groups + (begin >> p->shift)));
         Py_ssize_t column = begin;
 #if AVX512
         for (; column + LANES <= begin + length; column += LANES) {
-            const Floats low = __builtin_convertvector(signed_bytes(codes + column), Floats) * scale;
-            store_words(to + column - first, rounded_pair(low, __builtin_convertvector(signed_bytes(codes + column + FLOATS), Floats) * scale), LANES);
+            const Floats low = __builtin_convertvector(signed_bytes(quantized + column), Floats) * scale;
+            store_words(to + column - first, rounded_pair(low, __builtin_convertvector(signed_bytes(quantized + column + FLOATS), Floats) * scale), LANES);
         }
 #endif
         for (; column < begin + length; column += FLOATS) {
             const Lanes there = first_lanes(begin + length - column);
-            const Ints wide = (Ints)(bytes_there(codes + column, there) << 24) >> 24;
+            const Ints wide = (Ints)(bytes_there(quantized + column, there) << 24) >> 24;
             store_rounded(to + column - first, there, __builtin_convertvector(wide, Floats) * scale);
         }
     }
 }
 
 // The same of float8 with one scale.
-FAST INLINE void round_scaled_float8(const uint8_t *codes, Floats scale, Py_ssize_t count, uint16_t *to) {
+FAST INLINE void round_scaled_float8(const uint8_t *quantized, Floats scale, Py_ssize_t count, uint16_t *to) {
 #if AVX512_BF16
     __m512i table[4];
     for (int i = 0; i < 4; i++) {
@@ -111,13 +111,13 @@ FAST INLINE void round_scaled_float8(const uint8_t *codes, Floats scale, Py_ssiz
         table[i] = rounded_pair(widened_vector(from, first_lanes(FLOATS)) * scale, widened_vector(from + FLOATS, first_lanes(FLOATS)) * scale);
     }
     for (Py_ssize_t column = 0; column < count; column += LANES) {
-        const __m512i words = word_of_each(codes + column, count - column);
+        const __m512i words = word_of_each(quantized + column, count - column);
         store_words(to + column, (__m512i)float8(table, words, _mm512_slli_epi16(words, 8)), count - column);
     }
 #else
     for (Py_ssize_t column = 0; column < count; column += FLOATS) {
         const Lanes there = first_lanes(count - column);
-        store_rounded(to + column, there, decoded(bytes_there(codes + column, there)) * scale);
+        store_rounded(to + column, there, decoded(bytes_there(quantized + column, there)) * scale);
     }
 #endif
 }
@@ -127,7 +127,7 @@ FAST INLINE void round_float8(const Quantized *p, const Stored how, Py_ssize_t a
     const Py_ssize_t length = how == FLOAT8 ? end - first : 1 << p->shift;
     for (Py_ssize_t begin = first; begin < end; begin += length) {
         const Floats scale = all(scale_at(p->scales, p->kind, how == FLOAT8 ? at : at * p->groups + (begin >> p->shift)));
-        round_scaled_float8(p->codes + at * p->bytes + begin, scale, length, to + begin - first);
+        round_scaled_float8(p->quantized + at * p->bytes + begin, scale, length, to + begin - first);
     }
 }
 
@@ -149,10 +149,10 @@ FAST INLINE void round_block(const uint8_t *block, const Stored how, uint16_t *t
             __m512i places = is_high ? _mm512_srli_epi16(words, 4) : _mm512_and_si512(words, nibble);
             if (how == Q6_K) {
                 const __m512i high = _mm512_slli_epi16(_mm512_and_si512(_mm512_srli_epi16(above, part % 2 * 2 + is_high * 4), _mm512_set1_epi16(3)), 4);
-                const __m512i codes = _mm512_sub_epi16(_mm512_or_si512(places, high), _mm512_set1_epi16(32));
+                const __m512i quantized = _mm512_sub_epi16(_mm512_or_si512(places, high), _mm512_set1_epi16(32));
                 const int column = part / 2 * HALF + is_high * 64 + part % 2 * 32;
-                const Floats low = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(codes))) * all(factors[column / 16]);
-                const Floats up = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(codes, 1))) * all(factors[column / 16 + 1]);
+                const Floats low = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(quantized))) * all(factors[column / 16]);
+                const Floats up = (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(quantized, 1))) * all(factors[column / 16 + 1]);
                 store_words(to + column, rounded_pair(low, up), LANES);
                 continue;
             }
@@ -186,7 +186,7 @@ FAST INLINE void round_columns(const Quantized *p, const Stored how, Py_ssize_t 
         const Py_ssize_t byte = column / BLOCK * block_bytes(how);
         uint8_t copy[MOST_BYTES];
         uint16_t whole[BLOCK];
-        const uint8_t *block = whole_block(p->codes + at * p->bytes + byte, how, p->bytes - byte, copy);
+        const uint8_t *block = whole_block(p->quantized + at * p->bytes + byte, how, p->bytes - byte, copy);
         const bool is_half = end - column < BLOCK;
         round_block(block, how, is_half ? whole : to + column - first);
         if (is_half) memcpy(to + column - first, whole, HALF * sizeof *to);

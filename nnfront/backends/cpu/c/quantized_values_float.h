@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes as floats, for processors that do not multiply bfloat16.
+// Quantised values as floats, for processors that do not multiply bfloat16.
 //
-// Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the code of them, x has been divided by as much, and the
-// zero point is taken from sums of x. That is three instructions for eight codes of AVX2, as many as there is time for. Values of a table, 128 more than
+// Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the quantised value of them, x has been divided by as much, and the
+// zero point is taken from sums of x. That is three instructions for eight quantised values of AVX2, as many as there is time for. Values of a table, 128 more than
 // they are so that none is negative, are multiplied in the same way where they lie, a byte each.
 
-#ifndef NNFRONT_CODES_FLOAT_H
-#define NNFRONT_CODES_FLOAT_H
+#ifndef NNFRONT_QUANTIZED_VALUES_FLOAT_H
+#define NNFRONT_QUANTIZED_VALUES_FLOAT_H
 
 #include <math.h>
 
-#include "codes.h"
+#include "quantized_values.h"
 
-enum { CODES = 8 };  // of four bits in a word, and vectors that they become
+enum { IN_WORD = 8 };  // of four bits in a word, and vectors that they become
 
 // A vector of words of 4 bits; 32 bytes of 8 bits, so that they are of one group.
 INLINE int step_bytes(const Stored how) { return how >= INT4_GROUPS ? VECTOR : 32; }
 
-INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? CODES : 32 / FLOATS; }
+INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? IN_WORD : 32 / FLOATS; }
 
 INLINE int step_elements(const Stored how) { return parts_of(how) * FLOATS; }
 
-// Whether codes are multiplied as more than they stand for before their zero points are taken from them, and by how much less.
+// Whether quantised values are multiplied as more than they stand for before their zero points are taken from them, and by how much less.
 INLINE bool has_offset(const Stored how) { return how >= INT4_GROUPS; }
 INLINE float offset_of(const Quantized *p, const Stored how) { return how == UINT4_GROUPS ? 0.0f : how == INT4_GROUPS ? -8.0f : -128.0f * p->unit; }
 
-// Bring a row of x into the order of the codes; what is added at its end is zero.
+// Bring a row of x into the order of the quantised values; what is added at its end is zero.
 FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
     memset(to, 0, (size_t)(steps * step_elements(how)) * sizeof *to);
     for (Py_ssize_t at = 0; at < columns; at++) {
@@ -34,28 +34,28 @@ FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py
             to[at] = is_float8(how) ? value * 0x1p8f : value;
             continue;
         }
-        const Py_ssize_t within = at % (CODES * FLOATS), code = within % CODES;
-        float *step = to + at / (CODES * FLOATS) * step_elements(how) + within / CODES;
-        const int shift = code == CODES - 1 ? 0 : how != VALUES4 ? 4 * code : code / 2 == 3 ? 0 : code / 2 * 8;
-        step[code * FLOATS] = value / (float)(1 << shift);
+        const Py_ssize_t within = at % (IN_WORD * FLOATS), number = within % IN_WORD;
+        float *step = to + at / (IN_WORD * FLOATS) * step_elements(how) + within / IN_WORD;
+        const int shift = number == IN_WORD - 1 ? 0 : how != VALUES4 ? 4 * number : number / 2 == 3 ? 0 : number / 2 * 8;
+        step[number * FLOATS] = value / (float)(1 << shift);
     }
 }
 
-// What is the same for all codes of a call.
+// What is the same for all quantised values of a call.
 typedef struct {
-    Bits masks[CODES - 1], eights, values;
-    Ints places;  // for each lane which of the groups whose codes are in a step of 4 bits is its own
+    Bits masks[IN_WORD - 1], eights, values;
+    Ints places;  // for each lane which of the groups whose quantised values are in a step of 4 bits is its own
 } Constants;
 
 FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     Constants c = {0};
-    for (int k = 0; k < CODES - 1; k++) c.masks[k] += 15u << 4 * k;
+    for (int k = 0; k < IN_WORD - 1; k++) c.masks[k] += 15u << 4 * k;
     c.eights += 0x88888888;
     for (int i = 0; i < VECTOR && how == VALUES4; i++) ((uint8_t *)&c.values)[i] = (uint8_t)(p->values[i % 16] + 128);
-    for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how < INT4_GROUPS ? 0 : CODES * lane >> p->shift;
+    for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how < INT4_GROUPS ? 0 : IN_WORD * lane >> p->shift;
 #if AVX512 || AVX2
     // Not known to compilers, which would make them anew in each step.
-    for (int k = 0; k < CODES - 1; k++) __asm__("" : "+x"(c.masks[k]));
+    for (int k = 0; k < IN_WORD - 1; k++) __asm__("" : "+x"(c.masks[k]));
     __asm__("" : "+x"(c.eights));
 #endif
     return c;
@@ -75,16 +75,16 @@ FAST INLINE Floats spread(const float *from, Ints places) {
 #endif
 }
 
-// 2^-8 times what FLOATS codes of e4m3fn stand for, which is what their bits are in float16, whose exponent has a bit more.
-FAST INLINE Floats float8(const uint8_t *codes) {
+// 2^-8 times what FLOATS quantised values of e4m3fn stand for, which is what their bits are in float16, whose exponent has a bit more.
+FAST INLINE Floats float8(const uint8_t *quantized) {
 #if AVX512
-    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)codes)), 7);
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)quantized)), 7);
     return _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xBF80)));
 #elif AVX2
-    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)codes)), 7);
+    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)quantized)), 7);
     return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16((short)0xBF80)));
 #else
-    return (Floats)((Bits)signed_bytes(codes) << 20 & 0x87F00000) * 0x1p112f;
+    return (Floats)((Bits)signed_bytes(quantized) << 20 & 0x87F00000) * 0x1p112f;
 #endif
 }
 
@@ -103,28 +103,28 @@ FAST INLINE Bits found_in(Bits table, Bits places) {
 #endif
 }
 
-// The codes number `k` of a step as floats.
-FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *codes, const int k) {
-    if (is_float8(how)) return float8(codes + k * FLOATS);
-    if (how < INT4_GROUPS) return __builtin_convertvector(signed_bytes(codes + k * FLOATS), Floats);
+// The quantised values number `k` of a step as floats.
+FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *quantized, const int k) {
+    if (is_float8(how)) return float8(quantized + k * FLOATS);
+    if (how < INT4_GROUPS) return __builtin_convertvector(signed_bytes(quantized + k * FLOATS), Floats);
     Bits words;
-    memcpy(&words, codes, sizeof words);
+    memcpy(&words, quantized, sizeof words);
     if (how == VALUES4) {
         const Bits bytes = found_in(c->values, (k % 2 ? words >> 4 : words) & 0x0F0F0F0F);
         return __builtin_convertvector((Ints)(k / 2 == 3 ? bytes >> 24 : bytes & 255u << k / 2 * 8), Floats);
     }
     if (how == INT4_GROUPS) words ^= c->eights;  // from -8 on become from 0 on
-    return __builtin_convertvector((Ints)(k < CODES - 1 ? words & c->masks[k] : words >> 28), Floats);
+    return __builtin_convertvector((Ints)(k < IN_WORD - 1 ? words & c->masks[k] : words >> 28), Floats);
 }
 
 // Groups whose x is near, those that the end of a step shares with others, and what is read beyond.
-enum { MOST_GROUPS = NEAR_CODED / sizeof(float) / 16 + 4 + FLOATS };
+enum { MOST_GROUPS = NEAR_ARRANGED / sizeof(float) / 16 + 4 + FLOATS };
 
-// Add to `sums` what the codes of the steps `first` to `end` of output `at` and all rows of x contribute.
+// Add to `sums` what the quantised values of the steps `first` to `end` of output `at` and all rows of x contribute.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
                            const int rows) {
     const int bytes = step_bytes(how), columns = bytes * (how >= INT4_GROUPS ? 2 : 1);
-    const uint8_t *of_output = p->codes + at * p->bytes;
+    const uint8_t *of_output = p->quantized + at * p->bytes;
     const Py_ssize_t group = first * columns >> p->shift, groups = ((end * columns - 1) >> p->shift) + 1;
     float scales[MOST_GROUPS];
     for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
@@ -133,19 +133,19 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
         store(scales + i - group, group_scales(p, at, i, near) * (how == VALUES4 ? p->unit : 1.0f));
     }
     for (Py_ssize_t i = first; i < end; i++) {
-        const uint8_t *codes = of_output + i * bytes;
+        const uint8_t *quantized = of_output + i * bytes;
         uint8_t edge[VECTOR > 32 ? VECTOR : 32];
-        __builtin_prefetch(codes + p->ahead, 0, 2);
+        __builtin_prefetch(quantized + p->ahead, 0, 2);
         if ((i + 1) * bytes > p->bytes) {
             memset(edge, 0, sizeof edge);
-            codes = memcpy(edge, codes, (size_t)(p->bytes % bytes));
+            quantized = memcpy(edge, quantized, (size_t)(p->bytes % bytes));
         }
         const Py_ssize_t own = (i * columns >> p->shift) - group;
         const Element *x = p->x + i * step_elements(how);
-        Floats parts[CODED_ROWS];
+        Floats parts[ROWS_AT_ONCE];
 #pragma GCC unroll 8
         for (int k = 0; k < parts_of(how); k++) {
-            const Floats some = decode(c, how, codes, k);
+            const Floats some = decode(c, how, quantized, k);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
                 const Floats with = floats(x + row * p->stride + k * FLOATS);
@@ -158,7 +158,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     }
 }
 
-// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps: a NaN among its codes makes NaN of all.
+// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps: a NaN among its quantised values makes NaN of all.
 FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
     if (!p->is_arranged) {
         sum_one_by_one(p, how, at, to, slot);
@@ -166,7 +166,7 @@ FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at,
     }
     if (!is_float8(how)) return false;
     uint8_t is_nan = 0;
-    for (Py_ssize_t i = 0; i < p->bytes; i++) is_nan |= (p->codes[at * p->bytes + i] & 0x7F) == 0x7F;
+    for (Py_ssize_t i = 0; i < p->bytes; i++) is_nan |= (p->quantized[at * p->bytes + i] & 0x7F) == 0x7F;
     for (int row = 0; row < p->rows && is_nan; row++) to[row][slot] = all(NAN);
     return is_nan;
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes as bfloat16, which holds each of them exactly, for processors that multiply it in pairs (AVX512_BF16).
+// Quantised values as bfloat16, which holds each of them exactly, for processors that multiply it in pairs (AVX512_BF16).
 //
-// There is time for about ten instructions for each 64 bytes. Codes are looked up in registers; where those that lie in the same bytes come apart into
+// There is time for about ten instructions for each 64 bytes. Quantised values are looked up in registers; where those that lie in the same bytes come apart into
 // several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored.
 
-#ifndef NNFRONT_CODES_BF16_H
-#define NNFRONT_CODES_BF16_H
+#ifndef NNFRONT_QUANTIZED_VALUES_BF16_H
+#define NNFRONT_QUANTIZED_VALUES_BF16_H
 
-#include "codes.h"
+#include "quantized_values.h"
 
 enum {
-    BYTES = 64,  // of codes in a step
+    BYTES = 64,  // of quantised values in a step
     PARTS = 4,   // vectors that they become at most
 };
 
 #define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
 #define N(e, m) (e + 120) << 7 | m << 4
 
-// What the codes 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
+// What the quantised values 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
 static const uint16_t float8_values[128] = {
     0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7), EIGHT(8),
     EIGHT(9), EIGHT(10), EIGHT(11), EIGHT(12), EIGHT(13), EIGHT(14), N(15, 0), N(15, 1), N(15, 2), N(15, 3), N(15, 4), N(15, 5), N(15, 6), 0x7FC0,
@@ -25,7 +25,7 @@ static const uint16_t float8_values[128] = {
 #undef N
 #undef EIGHT
 
-// Numbers of four bits, and of those without a sign eight less than each: the fifth bit of an index, which is the next code's, does not matter.
+// Numbers of four bits, and of those without a sign eight less than each: the fifth bit of an index, which is the next value's, does not matter.
 static const uint16_t integers[32] = {
     0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
     0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
@@ -34,7 +34,7 @@ static const uint16_t integers[32] = {
     0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
 };
 
-// The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
+// The quantised value in the low byte of each word of `low`; its sign is the highest bit of `high`.
 FAST INLINE __m512bh float8(const __m512i *table, __m512i low, __m512i high) {
     const __mmask32 is_upper = _mm512_test_epi16_mask(low, _mm512_set1_epi16(0x40));
     const __m512i first = _mm512_permutex2var_epi16(table[0], low, table[1]);
@@ -63,7 +63,7 @@ INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, c
     for (Py_ssize_t at = whole; at < columns; at++) to[place(at, parts)] = from[at];
 }
 
-// Bring a row of x into the order of the codes; what is added at its end is zero.
+// Bring a row of x into the order of the quantised values; what is added at its end is zero.
 FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
     const int each = step_elements(how);
     if (columns < steps * each) memset(to + (steps - 1) * each, 0, (size_t)each * sizeof *to);
@@ -72,7 +72,7 @@ FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns,
     else arrange_as(from, to, columns, 4);
 }
 
-// What is the same for all codes of a call.
+// What is the same for all quantised values of a call.
 typedef struct {
     __m512i table[4];
     __m512i places;  // for each pair of lanes which of the scales of BYTES is theirs
@@ -95,23 +95,23 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     return c;
 }
 
-// The bytes at `codes`, or those that `there` marks, as integers: 16 of them, extended.
-FAST INLINE __m512 sixteen(const uint8_t *codes, const bool is_whole, __mmask64 there, const int at) {
-    const void *from = codes + 16 * at;
+// The bytes at `quantized`, or those that `there` marks, as integers: 16 of them, extended.
+FAST INLINE __m512 sixteen(const uint8_t *quantized, const bool is_whole, __mmask64 there, const int at) {
+    const void *from = quantized + 16 * at;
     const __mmask16 some = (__mmask16)(there >> 16 * at);
     const __m128i bytes = is_whole ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(some, from);
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// BYTES of codes as vectors of bfloat16.
-FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, const bool is_whole, __mmask64 there, __m512bh *to) {
+// BYTES of quantised values as vectors of bfloat16.
+FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *quantized, const bool is_whole, __mmask64 there, __m512bh *to) {
     if (how <= INT8_GROUPS) {
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++)
-            to[i] = _mm512_cvtne2ps_pbh(sixteen(codes, is_whole, there, 2 * i + 1), sixteen(codes, is_whole, there, 2 * i));
+            to[i] = _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, 2 * i + 1), sixteen(quantized, is_whole, there, 2 * i));
         return;
     }
-    const __m512i words = is_whole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(there, codes);
+    const __m512i words = is_whole ? _mm512_loadu_si512(quantized) : _mm512_maskz_loadu_epi8(there, quantized);
     if (is_float8(how)) {
         to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
         to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
@@ -123,7 +123,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
     }
 }
 
-// Add to `sums` what the codes of step `i` of output `at` and all rows of x contribute.
+// Add to `sums` what the quantised values of step `i` of output `at` and all rows of x contribute.
 FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
                           const bool is_whole) {
     const int parts = parts_of(how);
@@ -145,10 +145,10 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
         scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first));
         if (how == INT8_GROUPS && 1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first + 1));
     }
-    const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
+    const uint8_t *quantized = p->quantized + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];
-    _mm_prefetch(codes + p->ahead, _MM_HINT_T1);
-    decode(c, how, codes, is_whole, there, some);
+    _mm_prefetch(quantized + p->ahead, _MM_HINT_T1);
+    decode(c, how, quantized, is_whole, there, some);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
         const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
@@ -171,7 +171,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     if (end > whole) add_step(p, c, how, sums, at, whole, rows, false);
 }
 
-// Whether codes are multiplied as less than they stand for before their zero points are taken from them, and by how much.
+// Whether quantised values are multiplied as less than they stand for before their zero points are taken from them, and by how much.
 INLINE bool has_offset(const Stored how) { return how == UINT4_GROUPS; }
 INLINE float offset_of(const Quantized *p, const Stored how) { return 8.0f; }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights in 8 or 4 bits: how they are stored, and what those who multiply with them share.
 
-#ifndef NNFRONT_CODES_H
-#define NNFRONT_CODES_H
+#ifndef NNFRONT_QUANTIZED_VALUES_H
+#define NNFRONT_QUANTIZED_VALUES_H
 
 #include "float8.h"
 
-// How a weight is stored: what its codes are, and how far a scale reaches.
+// How a weight is stored: what its quantised values are, and how far a scale reaches.
 typedef enum {
     INT8,            // a scale for each output
     INT8_GROUPS,     // a scale for each group of columns
@@ -31,15 +31,15 @@ INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= F
 
 enum {
     BLOCK = 256,            // columns
-    CODED_ROWS = 8,         // rows of x at a time
+    ROWS_AT_ONCE = 8,       // rows of x at a time
     OUTPUTS_TOGETHER = 16,  // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
-    NEAR_CODED = 16 << 10,  // bytes of x that the nearest cache holds beside what passes through it
-    SMALL_CODES = 1 << 16,  // bytes of codes that take less time than waking threads
-    CODES_SHARE = 1 << 18,  // bytes of codes that a thread takes at a time
-    CODES_AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
+    NEAR_ARRANGED = 16 << 10,  // bytes of x that the nearest cache holds beside what passes through it
+    SMALL_QUANTIZED = 1 << 16,  // bytes of quantised values that take less time than waking threads
+    QUANTIZED_SHARE = 1 << 18,  // bytes of quantised values that a thread takes at a time
+    BYTES_AHEAD = 4 << 10,  // bytes of quantised values that are fetched before they are needed: the processor does not look so far by itself
 };
 
-// What x is brought to: the numbers that decoded codes are multiplied with.
+// What x is brought to: the numbers that decoded values are multiplied with.
 #if AVX512_BF16
 typedef uint16_t Element;
 #else
@@ -47,28 +47,28 @@ typedef float Element;
 #endif
 
 typedef struct {
-    const uint8_t *codes;   // [outputs, bytes]
+    const uint8_t *quantized;  // [outputs, bytes]
     const void *scales;     // [outputs, groups]
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const float *factors;   // [outputs] for FLOAT8_SCALES, given in the place of zeros
-    const Element *x;       // [rows, stride], in the order of the codes
-    const float *sums;      // of x over groups, [rows, next_sums], zero behind them, where codes are multiplied as more or less than they stand for
+    const Element *x;       // [rows, stride], in the order of the quantised values
+    const float *sums;      // of x over groups, [rows, next_sums], zero behind them, where quantised values are multiplied as more or less than they stand for
     const uint16_t *plain;  // x as it was given, [rows, columns]
     const uint16_t *bias;   // [outputs] or NULL
     const uint16_t *added;  // [rows, outputs] or NULL
     uint16_t *y;            // [rows, outputs]
     Py_ssize_t rows, columns, stride, next_sums, bytes, outputs, groups;
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
-    Py_ssize_t ahead;       // bytes from codes to those that are needed CODES_AHEAD later
+    Py_ssize_t ahead;       // bytes from quantised values to those that are needed BYTES_AHEAD later
     int shift;              // a group has 1 << shift columns
     Scales kind;            // of scales
     float unit;             // of which values are multiples
     int8_t values[16];      // for VALUES4
-    bool is_arranged;       // whether all of x may be multiplied in the order of the codes
+    bool is_arranged;       // whether all of x may be multiplied in the order of the quantised values
 } Quantized;
 
 // What the lanes of sums are for each row of x.
-typedef Floats Sums[CODED_ROWS][OUTPUTS_TOGETHER];
+typedef Floats Sums[ROWS_AT_ONCE][OUTPUTS_TOGETHER];
 
 // Of how many bits the size of a group is a power.
 INLINE int shift_of(Py_ssize_t columns, Py_ssize_t groups) {
@@ -79,9 +79,9 @@ INLINE int shift_of(Py_ssize_t columns, Py_ssize_t groups) {
 // Why numbers are not those of a weight; NULL if they are.
 static const char *unlike(const Stored how, Py_ssize_t stored, Py_ssize_t columns, Py_ssize_t groups, Py_ssize_t kind) {
     const Py_ssize_t group = groups ? columns / groups : 0;
-    if (stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, stored);
+    if (stored > Q6_K) return refused("0 to %d for how values are stored, got %zd", Q6_K, stored);
     if (kind > FLOAT8_SCALES) return refused("0 to %d for what scales are, got %zd", FLOAT8_SCALES, kind);
-    if (kind == FLOAT8_SCALES && how != VALUES4) return refused("scales in float8 of values of a table, got %d for how codes are stored", how);
+    if (kind == FLOAT8_SCALES && how != VALUES4) return refused("scales in float8 of values of a table, got %d for how values are stored", how);
     if (in_blocks(how)) return columns % (BLOCK / 2) ? refused("columns that %d divides, got %zd", BLOCK / 2, columns) : NULL;
     const bool is_known = group == 128 || (how != FLOAT8_GROUPS && (group == 32 || group == 64)) || (group == 16 && how == VALUES4);
     if (is_grouped(how) ? !is_known || columns % groups : groups != 1)
@@ -128,7 +128,7 @@ FAST INLINE Floats group_scales(const Quantized *p, Py_ssize_t at, Py_ssize_t gr
     return p->factors ? found * all(p->factors[at]) : found;
 }
 
-// Whether codes may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number, say nothing.
+// Whether quantised values may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number, say nothing.
 FAST static bool are_usual(const uint16_t *x, Py_ssize_t count) {
     uint16_t largest = 0;
     for (Py_ssize_t i = 0; i < count; i++) largest = (x[i] & 0x7F80) > largest ? x[i] & 0x7F80 : largest;
@@ -143,7 +143,7 @@ FAST static void sum_groups(const uint16_t *x, float *to, Py_ssize_t groups, con
     }
 }
 
-// Add to the sums of an output and of all rows of x what its codes are more than they have been multiplied as: `offset`, less their zero points.
+// Add to the sums of an output and of all rows of x what its quantised values are more than they have been multiplied as: `offset`, less their zero points.
 FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *sums, Py_ssize_t at, const float offset, const int rows) {
     for (Py_ssize_t i = 0; i < p->groups; i += FLOATS) {
         const Py_ssize_t from = at * p->groups + i;
@@ -158,7 +158,7 @@ FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *su
 // The weight that a call names, without what is multiplied with it.
 #define WEIGHT_OF(n, count) \
     { \
-        .codes = (n)->codes, .scales = (n)->scales, .zeros = (n)->zeros, .columns = (n)->columns, .outputs = (count), \
+        .quantized = (n)->quantized, .scales = (n)->scales, .zeros = (n)->zeros, .columns = (n)->columns, .outputs = (count), \
         .bytes = bytes_of((Stored)(n)->stored, (n)->columns), .groups = (n)->groups, .shift = shift_of((n)->columns, (n)->groups), \
         .kind = (Scales)(n)->scale_kind, .factors = (n)->scale_kind == FLOAT8_SCALES ? (const float *)(n)->zeros : NULL, .unit = (float)(n)->unit, \
         .values = {FOUR_BYTES((n)->values0), FOUR_BYTES((n)->values1), FOUR_BYTES((n)->values2), FOUR_BYTES((n)->values3)}, \
@@ -172,8 +172,8 @@ FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t
         for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
             float part = 0.0f;
             for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
-                const int code = p->codes[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
-                const int value = how == VALUES4 ? p->values[code] : how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
+                const int number = p->quantized[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
+                const int value = how == VALUES4 ? p->values[number] : how == UINT4_GROUPS ? number - p->zeros[group] : (number ^ 8) - 8;
                 part += widened(p->plain[row * p->columns + column]) * (float)value;
             }
             sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f) * (p->factors ? p->factors[at] : 1.0f));
