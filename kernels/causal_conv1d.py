@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels.cache import moved
 from nnfront_kernels.common import (
     Config,
     Kernel,
@@ -29,7 +30,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
-from nnfront_kernels.recurrence import DTYPES, require_shape
+from nnfront_kernels.recurrence import DTYPES, require_shape, require_state
 from nnfront_kernels.tiles import cdiv
 
 MOST = 16
@@ -90,8 +91,9 @@ def causal_conv1d_kernel(
     w_ptr,
     bias_ptr,
     state_ptr,
-    y_ptr,
     after_ptr,
+    base_ptr,
+    y_ptr,
     SEQ,
     CHANNELS,
     stride_xb, stride_xt,
@@ -108,6 +110,7 @@ def causal_conv1d_kernel(
     inside_c = c < CHANNELS
     inside = inside_c & (t < SEQ)
     x_channels = x_ptr + batch * stride_xb + c
+    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
     at_state = (batch * CHANNELS + c) * (WIDTH - 1)
     state_channels = None
     if state_ptr is not None:
@@ -125,6 +128,7 @@ def causal_conv1d_kernel(
         for i in tl.static_range(WIDTH - 1):
             source = tl.zeros((1, BLOCK_C), dtype=tl.int64) + (SEQ + i - WIDTH + 1)
             last = token_at(x_channels, state_channels, source, inside_c, stride_xt, WIDTH)
+            tl.debug_barrier()  # later elements are read before earlier ones are written
             tl.store(after_ptr + at_state + i, last.to(after_ptr.dtype.element_ty), mask=inside_c)
 
 
@@ -143,12 +147,14 @@ def plan(
     *,
     silu: bool = False,
     out: torch.Tensor | None = None,
+    after: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Return y and the state for the token after the last, a new tensor. Of no tokens the state is not written: there must be one at least.
+    """Return y and the state for the token after the last. Of no tokens the state is not written: there must be one at least.
 
-    Options: silu; out, to write y to.
+    Options: silu; out, to write y to; after, to write the state to, which may be the one before; base (`recurrence.py`).
     """
     if x.ndim != 3 or weight.ndim != 2:
         raise KernelError(
@@ -161,14 +167,9 @@ def plan(
     require_shape("weight", weight, (channels, width))
     if bias is not None:
         require_vector("bias", bias, channels)
-    kept = (batch, channels, width - 1)
-    if state is not None and (state.shape != kept or not state.is_contiguous()):
-        raise KernelError(
-            f"state must be a dense {list(kept)}, got {list(state.shape)} with strides {list(state.stride())}"
-        )
+    kept = require_state(state, after, base, (batch, channels, width - 1), None, x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     require_shape("out", out, x.shape)
-    after = torch.empty(kept, dtype=x.dtype if state is None else state.dtype, device=x.device)
     return Plan(
         kernel=causal_conv1d_kernel,
         grid=(cdiv(channels, config.block_n), cdiv(seq, config.block_m), batch),
@@ -176,9 +177,8 @@ def plan(
             "x_ptr": x,
             "w_ptr": weight,
             "bias_ptr": bias,
-            "state_ptr": state,
+            **kept,
             "y_ptr": out,
-            "after_ptr": after,
             "SEQ": seq,
             "CHANNELS": channels,
             **strides("x", x, "bt"),

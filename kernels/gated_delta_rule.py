@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels.cache import moved
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -125,8 +126,9 @@ def gated_delta_rule_kernel(
     g_ptr,
     beta_ptr,
     state_ptr,
-    y_ptr,
     after_ptr,
+    base_ptr,
+    y_ptr,
     SEQ,
     stride_qb, stride_qt, stride_qg,
     stride_kb, stride_kt, stride_kg,
@@ -149,6 +151,7 @@ def gated_delta_rule_kernel(
     inside_k, inside_v = dk < SIZE_K, dv < SIZE_V
     held = inside_k[:, None] & inside_v[None, :]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE_K + dk[:, None]) * SIZE_V + dv[None, :]
+    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
     if state_ptr is None:
         h = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
     else:
@@ -212,6 +215,7 @@ def gated_delta_rule_kernel(
             key = tl.load(k_group + t[:, None] * stride_kt + dk[None, :], mask=in_k, other=0.0)
             kept = change * (tl.exp(last - sums) * of_key)[:, None]
             h = product(key.T, kept, h * tl.exp(last))
+    tl.debug_barrier()  # several threads may have read one element
     tl.store(after_ptr + at_state, h, mask=held)
 
 
@@ -236,12 +240,14 @@ def plan(
     scale: float | None = None,
     normed: bool = False,
     out: torch.Tensor | None = None,
+    after: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
+    """Return y and the state after the last token. Of no tokens the state is not written: there must be one at least.
 
-    Options: scale, 1 / sqrt(key size) without; normed; out, to write y to.
+    Options: scale, 1 / sqrt(key size) without; normed; out, to write y to; after, to write the state to, which may be the one before; base (`recurrence.py`).
     """
     if q.ndim != 4 or v.ndim != 4:
         raise KernelError(f"q and v must have 4 axes, got {list(q.shape)} and {list(v.shape)}")
@@ -262,7 +268,7 @@ def plan(
         )
     if shape.channels:
         require_shape("g", g, (batch, seq, heads, key_size))
-    after = require_state("state", state, (batch, heads, key_size, value_size), q)
+    kept = require_state(state, after, base, (batch, heads, key_size, value_size), torch.float32, q)
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device) if out is None else out
     require_shape("out", out, v.shape)
     block_k = block_of(key_size, MOST)
@@ -276,9 +282,8 @@ def plan(
             "v_ptr": v,
             "g_ptr": g,
             "beta_ptr": beta,
-            "state_ptr": state,
+            **kept,
             "y_ptr": out,
-            "after_ptr": after,
             "SEQ": seq,
             **strides("q", q, "btg"),
             **strides("k", k, "btg"),

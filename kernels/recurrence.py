@@ -2,12 +2,16 @@
 """What the kernels of recurrences share: checks of their operands, and what tokens of a chunk leave of one another.
 
 A state stays in registers while one block walks over the tokens of a sequence, many of them as chunks whose tokens meet in products.
+A captured launch serves every cache of one layout: `base` int64 [1], if given, says how many times 16 bytes behind the tensors that it was given the
+state lies, the one before and the one after, and is read on the device. One block reads what it writes, so both may be one.
+
 Arithmetic is float32. Tensor cores take tokens in 16 bits as they are, and what they meet in float32 in two parts of 16 bits (`product`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -39,16 +43,31 @@ def require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> None
 
 
 def require_state(
-    name: str, state: torch.Tensor | None, shape: Sequence[int], like: torch.Tensor
-) -> torch.Tensor:
-    """A state [*shape] after the last token, to be written. Raise KernelError unless the one before it, if there is one, is dense float32."""
-    if state is not None and (list(state.shape) != list(shape) or not state.is_contiguous()):
-        raise KernelError(
-            f"{name} must be a dense {list(shape)}, got {list(state.shape)} with strides {list(state.stride())}"
-        )
-    if state is not None and state.dtype != torch.float32:
-        raise KernelError(f"{name} must be torch.float32, got {state.dtype}")
-    return torch.empty(tuple(shape), dtype=torch.float32, device=like.device)
+    state: torch.Tensor | None,
+    after: torch.Tensor | None,
+    base: torch.Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+    like: torch.Tensor,
+) -> dict[str, Any]:
+    """The kernel arguments that say where the state [*shape] before the first token lies, and where the one after the last is written: to `after`,
+    which may be the one before, or to a new tensor. Raise KernelError unless all are dense, of `dtype` if there is one, and `base` int64 [1].
+    """
+    for name, tensor in (("state", state), ("after", after)):
+        if tensor is None:
+            continue
+        if list(tensor.shape) != list(shape) or not tensor.is_contiguous():
+            raise KernelError(
+                f"{name} must be a dense {list(shape)}, got {list(tensor.shape)} with strides {list(tensor.stride())}"
+            )
+        if tensor.dtype != (wanted := dtype or (tensor if state is None else state).dtype):
+            raise KernelError(f"{name} must be {wanted}, got {tensor.dtype}")
+    if base is not None and (base.shape != (1,) or base.dtype != torch.int64):
+        raise KernelError(f"base must be int64 [1], got {base.dtype} {list(base.shape)}")
+    if after is None:
+        kept = dtype or (like if state is None else state).dtype
+        after = torch.empty(tuple(shape), dtype=kept, device=like.device)
+    return {"state_ptr": state, "after_ptr": after, "base_ptr": base}
 
 
 def widest(columns: int, other: int) -> int:

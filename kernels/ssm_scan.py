@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels.cache import moved
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -113,8 +114,9 @@ def ssm_scan_kernel(
     c_ptr,
     d_ptr,
     state_ptr,
-    y_ptr,
     after_ptr,
+    base_ptr,
+    y_ptr,
     SEQ,
     stride_xb, stride_xt, stride_xh,
     stride_sb, stride_st, stride_sh,
@@ -134,6 +136,7 @@ def ssm_scan_kernel(
     # States x features, as products want them.
     held = inside_p[None, :] & inside_s[:, None]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE + p[None, :]) * STATES + s[:, None]
+    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
     if state_ptr is None:
         h = tl.zeros((BLOCK_S, BLOCK_P), dtype=tl.float32)
     else:
@@ -178,6 +181,7 @@ def ssm_scan_kernel(
             tl.store(y_head + token * stride_yt + p[None, :], y.to(y_ptr.dtype.element_ty), mask=in_x)
             kept = x.to(tl.float32) * (steps * tl.exp(last - sums))[:, None]
             h = product(write.T, kept, h * tl.exp(last))
+    tl.debug_barrier()  # several threads may have read one element
     tl.store(after_ptr + at_state, h, mask=held)
 
 
@@ -198,12 +202,14 @@ def plan(
     state: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
+    after: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
+    """Return y and the state after the last token. Of no tokens the state is not written: there must be one at least.
 
-    Option: out, to write y to.
+    Option: out, to write y to; after, to write the state to, which may be the one before; base (`recurrence.py`).
     """
     if x.ndim != 4 or b.ndim != 4:
         raise KernelError(f"x and b must have 4 axes, got {list(x.shape)} and {list(b.shape)}")
@@ -220,7 +226,7 @@ def plan(
         raise KernelError(f"dt must be {[batch, seq, heads]}, got {list(dt.shape)}")
     for name, vector in (("a", a), *(() if d is None else (("d", d),))):
         require_shape(name, vector, (heads,))
-    after = require_state("state", state, (batch, heads, size, states), x)
+    kept = require_state(state, after, base, (batch, heads, size, states), torch.float32, x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     require_shape("out", out, x.shape)
     block_s = block_of(states, MOST)
@@ -235,9 +241,8 @@ def plan(
             "b_ptr": b,
             "c_ptr": c,
             "d_ptr": d,
-            "state_ptr": state,
+            **kept,
             "y_ptr": out,
-            "after_ptr": after,
             "SEQ": seq,
             **strides("x", x, "bth"),
             **strides("s", dt, "bth"),

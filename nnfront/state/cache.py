@@ -33,6 +33,12 @@ def _interned(key: tuple[object, ...]) -> object:
     return object()
 
 
+def _addresses(layer: CacheLayer) -> tuple[int, ...]:
+    tokens = [part.data_ptr() for part in layer.placed.all] or [0]
+    states = [number for rows in layer.settled() for number in (rows.data_ptr(), 0)]
+    return (*(*tokens, *tokens, 0, 0)[: max(4, len(tokens))], *states)
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """What `restore` goes back to as long as the call goes on: how many tokens there were, and what of the journal was written then."""
@@ -106,15 +112,14 @@ class Cache(Sequence[CacheLayer]):
         their rows are its sequences.
         """
         if self._places is None:
-            states = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for layer in self for t in layer.settled()]
-            self._places = _interned((self.arrangement, self.addresses, *states))
+            self._places = _interned((self.arrangement, self.addresses))
         return self._places
 
     @property
     def arrangement(self) -> object:
-        """The same object for another cache only if the tokens of its layers lie in the same way, wherever that is."""
+        """The same object for another cache only if what its layers keep lies in the same way, wherever that is."""
         if self._arrangement is None:
-            tensors = [tensor for layer in self for tensor in layer.placed.all]
+            tensors = [tensor for layer in self for tensor in (*layer.placed.all, *layer.settled())]
             found = [(t.data_ptr() % UNIT, t.shape[1:], t.stride(), t.dtype) for t in tensors]
             tables = self.page_tables()
             order = [*tables]
@@ -125,18 +130,17 @@ class Cache(Sequence[CacheLayer]):
 
     @property
     def has_bases(self) -> bool:
-        """Whether a base for each layer says all of where it lies (`Storage`): it has one buffer or two, in 8 bits two, and no whole states."""
+        """Whether a base for each layer says where all of its tokens lie (`Storage`): it has two buffers, or at most one and not in 8 bits."""
         if self._has_bases is None:
-            buffers = [(len(layer.type.per_token), bool(layer.storage.scales)) for layer in self]
-            no_states = not any(layer.fixed for layer in self)
-            self._has_bases = no_states and {(1, False), (2, False), (2, True)}.issuperset(buffers)
+            buffers = [(len(layer.type.per_token), bool(layer.placed.scales)) for layer in self]
+            self._has_bases = {(0, False), (1, False), (2, False), (2, True)}.issuperset(buffers)
         return self._has_bases
 
     @property
     def addresses(self) -> tuple[tuple[int, ...], ...]:
-        """Where the tokens of each layer lie: of each of its buffers, and of their scales."""
+        """Where each layer lies, in the order of its bases: two buffers of tokens and their scales, or one twice, and each whole state with a 0 behind it."""
         if self._addresses is None:
-            self._addresses = tuple(tuple(t.data_ptr() for t in layer.placed.all) for layer in self)
+            self._addresses = tuple(map(_addresses, self))
         return self._addresses
 
     def page_tables(self) -> dict[Hashable, torch.Tensor]:

@@ -7,8 +7,9 @@ that it computes of the lengths; it reads as many slots as the longest sequence 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
+from itertools import repeat
 from typing import NoReturn
 
 import torch
@@ -52,13 +53,17 @@ class DeviceLengths(SequenceLengths):
 
 
 class CapturedState(FixedStorage):
-    """What a layer keeps of each sequence under a name, in rows that stay where they are: they are written when the call has done all else."""
+    """What a layer keeps of each sequence under a name, in rows that stay where they are: they are written when the call has done all else.
 
-    __slots__ = ("_value", "rows")
+    With a base, int64 [1], they lie so many times 16 bytes behind `rows` when a graph is replayed, and kernels that read it have written them already.
+    """
 
-    def __init__(self, rows: torch.Tensor, lengths: SequenceLengths) -> None:
+    __slots__ = ("_value", "base", "rows")
+
+    def __init__(self, rows: torch.Tensor, lengths: SequenceLengths, base: torch.Tensor | None) -> None:
         super().__init__(FixedState(rows, lengths, Use()), 0, len(rows))
         self.rows = rows
+        self.base = base
         self._value = rows
 
     def read(self) -> torch.Tensor:
@@ -70,6 +75,8 @@ class CapturedState(FixedStorage):
     def keep(self) -> None:
         """Write what was written last to the rows."""
         if self._value is not self.rows:
+            if self.base is not None:
+                raise RunError("a kernel has not written a state where the one before it lies")
             with torch.inference_mode():
                 self.rows.copy_(self._value)
 
@@ -86,13 +93,19 @@ class CapturedLayer(CacheLayer):
         pages: torch.Tensor | None,
         base: torch.Tensor | None = None,
     ) -> None:
-        fixed = {name: CapturedState(each.settled(), lengths) for name, each in layer.fixed.items()}
+        own: Iterable[torch.Tensor | None] = (
+            repeat(None) if base is None else [*torch.split(base[4:], 1)][::2]
+        )
+        fixed = {
+            name: CapturedState(each.settled(), lengths, at)
+            for (name, each), at in zip(layer.fixed.items(), own, strict=False)
+        }
         type = replace(layer.type, batch=len(lengths.values))
         super().__init__(type, LayerState(lengths, Use()), 0, fixed)
         self.states = (*fixed.values(),)
         self._placed = layer.placed
         self._pages = pages
-        self._base = base
+        self._base = None if base is None else base[:4]
 
     @property
     def placed(self) -> Parts:
@@ -175,8 +188,8 @@ def still(
     bases: torch.Tensor | None = None,
 ) -> tuple[CapturedLayer, ...]:
     """The layers of a cache whose lengths are what `lengths` says when the work is done. `tables`, [rows, pages at most], are to be read in the place of
-    its tables of pages, by their keys. There may be more rows than the cache has sequences. `bases` are those of the layers (`Storage`),
-    int64 [layers, 4].
+    its tables of pages, by their keys. There may be more rows than the cache has sequences. `bases` are those of the layers, int64 [layers, 4
+    and more]: that of tokens (`Storage`), and then every other one that of a whole state.
     """
     own = [None] * len(cache) if bases is None else bases.unbind()
     return tuple(

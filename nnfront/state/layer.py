@@ -52,7 +52,7 @@ class Storage:
     def of(parts: Parts, pages: torch.Tensor | None = None, base: torch.Tensor | None = None) -> Storage:
         """Storage as kernels see it."""
         if base is None and parts.buffers:
-            base = _here(parts.buffers[0].device)
+            base = here(parts.buffers[0].device)
         if not parts.scales:
             return Storage(parts.buffers, (), pages, base)
         return Storage(
@@ -64,7 +64,7 @@ class Storage:
 
 
 @cache
-def _here(device: torch.device) -> torch.Tensor:
+def here(device: torch.device) -> torch.Tensor:
     """The base of what lies where its tensors do."""
     return torch.zeros(4, dtype=torch.int64, device=device)
 

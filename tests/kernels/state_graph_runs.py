@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nnfront as nn
 from nnfront.backends.cuda import attention as cuda_attention
+from nnfront.backends.cuda import recurrent
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.backends.cuda.table import ON_DEVICE
+from nnfront.backends.kernel import Kernel
 from nnfront.session import Session
 
 FILES = {
@@ -31,21 +34,24 @@ FILES = {
     "t5": t5,
 }
 # Torch's experts ask the host which of them have tokens.
-DENSE: dict[str, dict[str, Any]] = {"deepseek_v3": {"first_k_dense_replace": 8}}
+DENSE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"first_k_dense_replace": 8},
+    "kimi_linear": {"first_k_dense_replace": 8},
+}
 
 
 @contextmanager
-def torch_alone():
-    """Leave the kernels that are launched out of the table."""
+def launching(kernels: Sequence[Kernel] = ()):
+    """Leave the kernels that are launched out of the table, but for these."""
     table = CudaBackend.kernels
-    CudaBackend.kernels = tuple(kernel for kernel in table if kernel not in ON_DEVICE)
+    CudaBackend.kernels = tuple(kernel for kernel in table if kernel not in ON_DEVICE or kernel in kernels)
     try:
         yield
     finally:
         CudaBackend.kernels = table
 
 
-def pair(name: str) -> tuple[Session, Session, TapeCapture]:
+def pair(name: str, *kernels: Kernel) -> tuple[Session, Session, TapeCapture]:
     """Two sessions of one model and the same weights: one that captures, one that runs everything as usual."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -54,7 +60,7 @@ def pair(name: str) -> tuple[Session, Session, TapeCapture]:
     config = dataclasses.replace(file.TINY, dtype="float32", **DENSE.get(name, {}))
     model = file.build(config)
     ir = nn.passes.lift_transform_params(model.export(file.export_spec(config)), shared_transform=True)
-    with torch_alone():
+    with launching(kernels):
         executable = nn.compile(ir, target="cuda")
     weights = {key: torch.randn([int(s) for s in p.shape]) * 0.1 for key, p in model.named_parameters()}
     capturer = TapeCapture()
@@ -244,3 +250,28 @@ def caches_share(page_size: int) -> tuple[int, int]:
             forked("decode", ids(2, 1))
         run("decode", ids(2, 1))
     return len(one["decode"].graphs), one["decode"].graphs.replays
+
+
+def states_share(name: str) -> tuple[int, int, int]:
+    """How many graphs there are for caches that lie anywhere, one of them gone, how many steps they did, and how many copies they make of what they have computed."""
+    one, other, capturer = pair(name, *recurrent.KERNELS)
+    first, second, third = (close(one, other, batch=2, max_seq=16) for _ in range(3))
+    assert len({run.caches[0].addresses for run in (first, second, third)}) == 3
+    for run in (first, second, third):
+        run("prefill", ids(2, 3))
+    capturer.tapes.clear()
+    for _ in range(2):
+        first("decode", ids(2, 1))
+    second("decode", ids(2, 1))
+    first("decode", ids(2, 1))
+    for rows in (rows for layer in first.caches[0] for rows in (*layer.settled(), *layer.placed.all)):
+        rows.fill_(torch.nan)  # its memory is somebody else's now
+    del first
+    for _ in range(2):
+        second("decode", ids(2, 1))
+        third("decode", ids(2, 1))
+    forked = third.map("fork", [1, 1])
+    forked("decode", ids(2, 1))
+    (tape,) = capturer.tapes
+    found = one["decode"].graphs
+    return len(found), found.replays, sum("copy_" in call for call in tape.names)

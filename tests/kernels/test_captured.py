@@ -19,6 +19,7 @@ from nnfront_kernels import (
     attention_prefill,
     rope_append,
     split_k,
+    ssm_scan,
 )
 from nnfront_kernels.common import KernelError, Plan, launched_by, planning_for
 from nnfront_kernels.inspect import report
@@ -169,7 +170,7 @@ def test_one_plan_stays_right_as_sequences_grow(interpreted, make, paged, fp8):
 def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     tensors, options = kernel.example(shape, "bfloat16")
-    base = torch.empty(4, dtype=torch.int64, device="meta")
+    base = torch.empty(1 if name == "ssm_scan" else 4, dtype=torch.int64, device="meta")
     plans = (kernel.plan(*tensors, **options, base=given, arch="sm_90") for given in (None, base))
     return tuple(report(plan, "sm_90") for plan in plans)  # type: ignore[return-value]
 
@@ -184,6 +185,7 @@ def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
             (attention_latent, {"page": 64}),
             (attention_prefill, {"before": 1024}),
             (rope_append, {"page": 0}),
+            (ssm_scan, {"seq": 1}),
         ],
         1,
     ),
@@ -191,7 +193,8 @@ def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
 def test_a_base_costs_a_load_of_its_own_for_each_buffer_and_nothing_else(compiled, module, sizes):
     shape = replace(module.KERNEL.typical, **sizes)
     plain, based = compiled(with_and_without_base, module.KERNEL.name, shape)
-    buffers = {"LDG.64": 4 if getattr(shape, "fp8", False) else 1 if module is attention_latent else 2}
+    of_one = module in (attention_latent, ssm_scan)
+    buffers = {"LDG.64": 4 if getattr(shape, "fp8", False) else 1 if of_one else 2}
     assert based.loads == {**plain.loads, **buffers}
     assert (based.registers, based.shared_bytes, based.spills) == (plain.registers, plain.shared_bytes, 0)
     assert based.instructions - plain.instructions <= 32

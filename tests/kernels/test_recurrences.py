@@ -73,6 +73,8 @@ def check(
     dtype = getattr(torch, case.dtype)
     (y,) = launched_twice(lambda pattern: [Guarded(rows, width, dtype, case.gap, 0, pattern)], planned)
     assert torch.equal(*states), "two runs in different orders differ"
+    if case.has_state and states[0].numel():
+        assert_in_place(kernel, operands, options, states[0])
     # In chunks a factor is taken in two parts of float16, whose smallest numbers are 2^-24 apart.
     least = 2.0**-24 if case.seq > 1 and case.dtype == "float16" else 0.0
     drift = 2.0**-14 if case.seq > 1 and name != "causal_conv1d" else 64 * EPS32
@@ -85,6 +87,21 @@ def check(
         assert ((got.double() - want).abs() <= 2.0**-9 * size + 1e-6).all(), (
             "differs from the stated definition"
         )
+
+
+def assert_in_place(
+    kernel: Any, operands: tuple[Any, ...], options: dict[str, Any], expected: torch.Tensor
+) -> None:
+    """The same state is written where the one before lies, some units of 16 bytes behind the tensor that is given, and nothing around it."""
+    *others, state = operands
+    unit = 16 // state.itemsize
+    room = torch.full((state.numel() + 10 * unit,), float("nan"), dtype=state.dtype)
+    lies, given = (room[i * unit :][: state.numel()].view(state.shape) for i in (7, 2))
+    lies.copy_(state)
+    kernel.plan(*others, given, **options, after=given, base=torch.tensor([5]), arch="sm_80").launch()
+    assert torch.equal(lies, expected), "in place the state is another"
+    assert room[: 7 * unit].isnan().all()
+    assert room[7 * unit + state.numel() :].isnan().all()
 
 
 def scan(package: ModuleType, case: Tokens) -> None:
@@ -234,6 +251,9 @@ MUTANTS = [
     ("delta", DELTA, "gated_delta_rule.py", "tl.sqrt_rn(squares + 1e-6)", "tl.sqrt_rn(squares + 1e-1)", "another_epsilon"),
     ("delta", ONE_DELTA, "gated_delta_rule.py", "(value - tl.sum(h * key, axis=0))", "value", "nothing_is_corrected"),
     ("delta", replace(ONE_DELTA, channels=True), "gated_delta_rule.py", "tl.load(g_head + dk, mask", "tl.load(g_head + 0 * dk, mask", "rate_of_the_first_channel"),
+    ("scan", ONE_SCAN, "ssm_scan.py", "moved(after_ptr, base_ptr, 0)", "after_ptr", "base_of_the_next_state_left_out"),
+    ("delta", ONE_DELTA, "gated_delta_rule.py", "moved(state_ptr, base_ptr, 0)", "state_ptr", "base_of_the_state_left_out"),
+    ("convolve", ONE_CONV, "causal_conv1d.py", "moved(state_ptr, base_ptr, 0)", "state_ptr", "base_left_out"),
     ("convolve", CONV, "causal_conv1d.py", "source >= 0", "source > 0", "first_token_skipped"),
     ("convolve", CONV, "causal_conv1d.py", "t + (i - WIDTH + 1)", "t + (WIDTH - 1 - i)", "taps_ahead"),
     ("convolve", CONV, "causal_conv1d.py", "SEQ + i - WIDTH + 1", "SEQ + i - WIDTH", "state_a_token_early"),
@@ -305,6 +325,9 @@ WRONG = [
     (gated_delta_rule, RULED, {"q": tensor(2, 3, 2, 16, dtype=torch.float64)}, "dtype must be one of float16, bfloat16, float32, got 'float64'"),
     (causal_conv1d, CONVOLVED, {"weight": tensor(20, 17)}, "causal_conv1d: there must be 1 to 16 taps, got 17"),
     (causal_conv1d, CONVOLVED, {"bias": tensor(4)}, r"bias must be a dense \[20\], got \[4\]"),
+    (ssm_scan, SCANNED, {"after": tensor(2, 4, 16, 23, dtype=torch.float32)}, r"after must be a dense \[2, 4, 16, 24\], got"),
+    (causal_conv1d, CONVOLVED, {"after": tensor(2, 20, 3, dtype=torch.float32)}, "after must be torch.float16, got torch.float32"),
+    (gated_delta_rule, RULED, {"base": tensor(4, dtype=torch.int64)}, r"base must be int64 \[1\], got torch.int64 \[4\]"),
     (causal_conv1d, CONVOLVED, {"state": tensor(2, 3, 20).mT}, r"state must be a dense \[2, 20, 3\], got"),
 ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from few_of import few_of
-from state_graph_runs import caches_share, cross, decode, launches, prompt_launches, wander
+from state_graph_runs import caches_share, cross, decode, launches, prompt_launches, states_share, wander
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,7 @@ def test_a_new_page_is_sent_once_for_all_layers(interpreted):
 
 def test_caches_of_one_pool_of_pages_share_what_was_captured(interpreted):
     assert interpreted(caches_share, 16) == (1, 10)
+
+
+def test_states_are_written_where_they_lie_by_one_graph_for_all_caches(interpreted):
+    assert interpreted(states_share, "mamba2") == (1, 8, 0)

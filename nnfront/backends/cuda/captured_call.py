@@ -65,7 +65,7 @@ class Padding:
 class CapturedGraph:
     """Where it reads tensors, how many tokens caches hold, tables of pages and bases, what it writes, and the frame of all else that a result is
     made of. `counted`, `tables_read` and `based` are what lies in counts, tables and bases now. `counts` are int32 [2, rows]: the second row
-    says how many tokens are counted as one, 0 for a row that is no sequence. `bases` are int64 [layers, 4] (`Storage`) of caches that lie anywhere, counted from the `anchors`: where
+    says how many tokens are counted as one, 0 for a row that is no sequence. `bases` are int64 [layers, 4 and more] (`still`) of caches that lie anywhere, counted from the `anchors`: where
     the one lay that was captured, which may be gone.
     """
 
@@ -104,7 +104,9 @@ class CapturedGraph:
         for slot, static in self.bases.items():
             addresses = call.caches[slot].addresses
             if self.based.get(slot) != addresses:
-                found_bases = list(map(_base, addresses, self.anchors[slot]))
+                found_bases = [
+                    _base(*both, static.shape[1]) for both in zip(addresses, self.anchors[slot], strict=True)
+                ]
                 static.copy_(sent(found_bases, torch.int64, static.device), non_blocking=True)
                 self.based[slot] = addresses
 
@@ -115,10 +117,10 @@ class CapturedGraph:
             self.counted[slot] = call.tokens, grown
 
 
-def _base(addresses: tuple[int, ...], anchors: tuple[int, ...]) -> list[int]:
-    """A layer's base: of two buffers and their scales; of one buffer twice."""
+def _base(addresses: tuple[int, ...], anchors: tuple[int, ...], width: int) -> list[int]:
+    """A layer's bases, and zeros up to a width."""
     units = [(now - then) // UNIT for now, then in zip(addresses, anchors, strict=True)]
-    return [*units, *units, 0, 0][:4]
+    return units + [0] * (width - len(units))
 
 
 def _head(static: torch.Tensor, given: torch.Tensor) -> torch.Tensor:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import state
-from nnfront.backends.cuda import attention, latent_attention, rope_angles
+from nnfront.backends.cuda import attention, latent_attention, recurrent, rope_angles
 from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, StateLayerType, StateType
 
@@ -50,10 +50,29 @@ def why_not(program: MethodProgram) -> str:
 
 def finds_caches(program: MethodProgram) -> bool:
     """Whether what was captured over one cache is right for any other of its layout: all that reads or writes one finds it on the device."""
-    return all(
-        run.kernel in FINDING
-        for run in program.body.walk()
-        if isinstance(run, Run) and _has_cache(run, program)
+    layers: dict[int, int] = {}  # to each handle of a layer the one that the method was given
+    states: dict[tuple[int, str], list[int]] = {}  # by layer and name what is read and written, in order
+    runs = [run for run in program.body.walk() if isinstance(run, Run)]
+    for run in runs:
+        is_layer = {s: isinstance(program.slots[s].type, StateLayerType) for s in (*run.inputs, *run.outputs)}
+        given = [layers.get(slot, slot) for slot in run.inputs if is_layer[slot]]
+        layers |= {slot: given[0] for slot in run.outputs if given and is_layer[slot]}
+        if run.op in ("cache_read", "cache_write"):
+            state = run.outputs[0] if run.op == "cache_read" else run.inputs[1]
+            states.setdefault((given[0], run.attrs["name"]), []).append(state)
+        elif _has_cache(run, program) and run.kernel not in FINDING:
+            return False
+    return all(_is_in_place(slots, runs, program) for slots in states.values())
+
+
+def _is_in_place(slots: Sequence[int], runs: Sequence[Run], program: MethodProgram) -> bool:
+    """Whether one kernel alone reads a whole state, in the first slot, and makes the one that is written, in the second, which nothing else reads."""
+    uses = [run for run in runs for slot in run.inputs if slot in slots]
+    return (
+        len(slots) == len(uses) == 2
+        and recurrent.is_launched(uses[0], program.slots)
+        and [uses[0].inputs[-1], uses[0].outputs[-1]] == slots
+        and set(program.result.leaves()).isdisjoint(slots)
     )
 
 

@@ -3,7 +3,7 @@
 
 A call is known by its key: shapes, dtypes and numbers of its arguments, how the tokens of its caches lie, and the length class
 of each (the power of two up to which their longest sequence goes). Kernels find on the device where tokens lie, so caches of one layout share
-what was captured; where torch reads or writes them, or whole states, it is known by where that is. Where a method computes for each sequence what it would for it alone,
+what was captured; where torch reads or writes them it is known by where that is. Where a method computes for each sequence what it would for it alone,
 a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty. Where it computes of a prompt the logits of its last token,
 a graph is for a number of tokens, whatever was there before: what those that are nobody's leave behind a sequence is not of its length.
 The first call with a key runs as usual, which compiles what has to be; the second is captured; from then on a call
@@ -34,6 +34,7 @@ from nnfront.backends.cuda.graph_capture import GraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS, finds_caches
 from nnfront.backends.cuda.independent_rows import BATCHES, TOKENS, Rows, independent_rows, independent_tokens
 from nnfront.backends.cuda.last_token import padded
+from nnfront.backends.cuda.recurrent import in_place
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
@@ -136,7 +137,7 @@ class Graphs:
         for slot in self._slots:
             value = frame[slot]
             if isinstance(value, torch.Tensor):
-                if _rows(value) > ROWS:
+                if not 0 < _rows(value) <= ROWS:
                     return None
                 tensors[slot] = value
                 key += [value.shape if padding is None else padding.padded(slot, value.shape), value.dtype]
@@ -243,7 +244,12 @@ class Graphs:
                 if (tables := cache.page_tables().values())
             },
             {
-                slot: torch.zeros(len(cache), 4, dtype=torch.int64, device=cache[0].lengths.device)
+                slot: torch.zeros(
+                    len(cache),
+                    max(map(len, cache.addresses)),
+                    dtype=torch.int64,
+                    device=cache[0].lengths.device,
+                )
                 for slot, cache in call.caches.items()
                 if self._is_found(cache)
             },
@@ -269,7 +275,10 @@ class Graphs:
                 lengths = DeviceLengths((bound - width,) * len(counts), counts, tokens, width)
                 inside[slot] = still(cache, lengths, tables, graph.bases.get(slot))
                 layers += inside[slot]
-            with padded(theirs):
+            bases = {
+                s.rows.data_ptr(): s.base for layer in layers for s in layer.states if s.base is not None
+            }
+            with padded(theirs), in_place(bases):
                 self._run(inside)
             if self._after is not None:
                 graph.made = self._after(result(inside))

@@ -1,17 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrences on CUDA: one launch for the tokens of all sequences, whether each has one or many. Their states come in and go out as tensors."""
+"""Recurrences on CUDA: one launch for the tokens of all sequences, whether each has one or many. Their states come in and go out as tensors.
+
+In a captured call, which nothing can end halfway, the state after the last token is written where the one before the first lies, and that is read on the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
-from nnfront.lower import Run
+from nnfront.ir import TensorType
+from nnfront.lower import Run, Slot
 from nnfront.lower.reference import reference
+from nnfront.state.layer import here
+
+
+class _Captured(threading.local):
+    bases: Mapping[int, torch.Tensor] = {}
+
+
+_CAPTURED = _Captured()
+
+
+@contextmanager
+def in_place(bases: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Inside of this states at these addresses are written where they lie, in this thread; `bases` say where that is when a kernel runs, int64 [1]."""
+    before, _CAPTURED.bases = _CAPTURED.bases, bases
+    try:
+        yield
+    finally:
+        _CAPTURED.bases = before
+
+
+def _kept(state: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """A kernel's options that say where the state lies, and where the next one is written: to a new tensor but in a captured call."""
+    if state is None:
+        return {}
+    base = _CAPTURED.bases.get(state.data_ptr())
+    return {"base": here(state.device)[:1]} if base is None else {"base": base, "after": state}
 
 
 def _asked(kernel: str, shape: str, context: Context, dtype: str, *sizes: Any) -> str:
@@ -64,7 +96,8 @@ def _causal_conv1d(run: Run) -> Callable[..., Any]:
     ) -> Any:
         if not x.numel():
             return general(x, weight, bias, state)
-        return kernel.launch(_adjacent(x), _adjacent(weight), _dense(bias), _dense(state), silu=silu)
+        state = _dense(state)
+        return kernel.launch(_adjacent(x), _adjacent(weight), _dense(bias), state, silu=silu, **_kept(state))
 
     return triton_causal_conv1d
 
@@ -84,7 +117,8 @@ def _ssm_scan(run: Run) -> Callable[..., Any]:
         if not x.numel():
             return general(x, dt, a, b, c, d, state)
         x, b, c = map(_adjacent, (x, b, c))
-        return kernel.launch(x, dt, _dense(a), b, c, _dense(d), _dense(state))
+        state = _dense(state)
+        return kernel.launch(x, dt, _dense(a), b, c, _dense(d), state, **_kept(state))
 
     return triton_ssm_scan
 
@@ -101,11 +135,11 @@ def _gated_delta_rule(run: Run) -> Callable[..., Any]:
         beta: torch.Tensor,
         state: torch.Tensor | None,
     ) -> Any:
-        # Many tokens whose channels fade at rates of their own are no product of two matrices in a chunk.
-        if not v.numel() or (g.ndim == 4 and q.shape[1] > 1):
+        if not v.numel() or (g.ndim == 4 and q.shape[1] > 1):  # `is_launched`
             return general(q, k, v, g, beta, state)
         q, k, v, g = map(_adjacent, (q, k, v, g))
-        return kernel.launch(q, k, v, g, beta, _dense(state), **options)
+        state = _dense(state)
+        return kernel.launch(q, k, v, g, beta, state, **options, **_kept(state))
 
     return triton_gated_delta_rule
 
@@ -122,3 +156,16 @@ KERNELS = (
     Kernel("triton_ssm_scan", "ssm_scan", _ssm_scan, _STATE_ONCE, _scan_accepts),
     Kernel("triton_gated_delta_rule", "gated_delta_rule", _gated_delta_rule, _STATE_ONCE, _delta_accepts),
 )
+_LAUNCHED = frozenset(kernel.name for kernel in KERNELS)
+
+
+def is_launched(run: Run, slots: Sequence[Slot]) -> bool:
+    """Whether this runs a kernel whenever there are tokens: its last operand is a state, and the last of what it returns the next one.
+
+    Many tokens whose channels fade at rates of their own are no product of two matrices in a chunk.
+    """
+    by_channel = [
+        slot.type for slot in map(slots.__getitem__, run.inputs[3:4]) if run.op == "gated_delta_rule"
+    ]
+    many = [g for g in by_channel if isinstance(g, TensorType) and g.ndim == 4 and g.shape[1] != 1]
+    return run.kernel in _LAUNCHED and not many
