@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer of a cache: what `nnfront.ops.layer` says that ops and kernels want of it."""
+"""One layer of a cache: what `nnfront.ops.layer` says that ops want of it."""
 
 from __future__ import annotations
 
