@@ -27,9 +27,7 @@ class DimParser:
         self.dims = {}
         if not tokens.take("["):
             return
-        more = tokens.some("]")
-        while more:
-            start = tokens.index
+        for start in tokens.each("]"):
             is_fresh = tokens.next == "fresh" and tokens.kinds[tokens.index + 1] == "name"
             tokens.index += is_fresh
             name = tokens.name("the name of a dim")
@@ -44,7 +42,6 @@ class DimParser:
             self.dims[name] = of_symbol(symbol)
             if symbol.uid or symbol.facts != plain.facts:
                 self._declared[plain] = self.dims[name]
-            more = tokens.more("]")
 
     def _facts(self) -> tuple[int, int | None, int]:
         tokens = self.tokens

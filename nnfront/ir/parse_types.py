@@ -161,9 +161,7 @@ class TypeParser(DimParser):
         """Read layers, and repetitions of them, up to the closing parenthesis."""
         tokens = self.tokens
         layers: list[StateLayerType] = []
-        more = tokens.some(")")
-        while more:
-            start = tokens.index
+        for start in tokens.each(")"):
             count = 1
             if tokens.kind == "int":
                 count = self._integer()
@@ -172,7 +170,6 @@ class TypeParser(DimParser):
             if count * len(layers_here) + len(layers) > MAX_LAYERS:
                 tokens.error(f"a cache has at most {MAX_LAYERS} layers", at=start)
             layers += layers_here * count
-            more = tokens.more(")")
         return tuple(layers)
 
     def _layer_group(self) -> tuple[StateLayerType, ...]:
@@ -193,28 +190,19 @@ class TypeParser(DimParser):
 
     def items(self, closing: str, read: Callable[[], T]) -> list[T]:
         """Read a list up to its closing bracket; the opening one has been read."""
-        tokens = self.tokens
-        items = []
-        more = tokens.some(closing)
-        while more:
-            items.append(read())
-            more = tokens.more(closing)
-        return items
+        return [read() for _ in self.tokens.each(closing)]
 
     def fields(self, read: Callable[[], T]) -> tuple[tuple[T, ...], tuple[str, ...] | None]:
         """Read a tuple, `(a, b)` or with names `{x: a, y: b}`, and return its fields and names."""
         tokens = self.tokens
         if tokens.take("{"):
             named: dict[str, T] = {}
-            more = tokens.some("}")
-            while more:
-                start = tokens.index
+            for start in tokens.each("}"):
                 name = tokens.name("the name of a field")
                 if name in named:
                     tokens.error(f"there is a field {name!r} already", at=start)
                 tokens.expect(":")
                 named[name] = read()
-                more = tokens.more("}")
             return tuple(named.values()), tuple(named)
         tokens.expect("(")
         fields = self.items(")", read)
@@ -249,12 +237,9 @@ class TypeParser(DimParser):
 
     def attrs(self, closing: str) -> dict[str, Any]:
         """Read attributes up to the closing bracket; the opening one has been read."""
-        tokens = self.tokens
         attrs: dict[str, Any] = {}
-        more = tokens.some(closing)
-        while more:
+        for _ in self.tokens.each(closing):
             self.attr(attrs)
-            more = tokens.more(closing)
         return attrs
 
     def attr(self, attrs: dict[str, Any]) -> None:

@@ -228,8 +228,7 @@ class _Parser(TypeParser):
         tokens.expect("(")
         args: list[Atom | None] = []
         attrs: dict[str, Any] = {}
-        more = tokens.some(")")
-        while more:
+        for _ in tokens.each(")"):
             if tokens.after() == "=" and tokens.kind in ("name", "string"):
                 self.attr(attrs)
             elif attrs:
@@ -239,7 +238,6 @@ class _Parser(TypeParser):
                 args.append(None)
             else:
                 args.append(self.atom())
-            more = tokens.more(")")
         if not op.is_variadic:
             # Absent operands are not written at the end.
             args += [None for operand in op.operands[len(args) :] if operand.is_optional]

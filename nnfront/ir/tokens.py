@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 from nnfront.errors import ParseError
@@ -120,17 +120,12 @@ class Tokens:
             self.fail(repr(token))
         self.index += 1
 
-    def more(self, closing: str) -> bool:
-        """Between the items of a list: step over a comma; say whether an item follows, else step over `closing`."""
-        if self.take(closing):
-            return False
-        if not self.take(","):
-            self.fail(f"',' or {closing!r}")
-        return not self.take(closing)
-
-    def some(self, closing: str) -> bool:
-        """After the opening bracket of a list: say whether an item follows, else step over `closing`."""
-        return not self.take(closing)
+    def each(self, closing: str) -> Iterator[int]:
+        """Yield the index at which each item of a list begins, up to its closing bracket; the opening one has been read."""
+        while not self.take(closing):
+            yield self.index
+            if self.next != closing and not self.take(","):
+                self.fail(f"',' or {closing!r}")
 
     def name(self, what: str) -> str:
         """Step over a word or a quoted name and return the name; `what` says whose name is expected."""
