@@ -45,6 +45,7 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
     canonical_call,
+    tensor_type,
 )
 from nnfront.ir.facts import (
     NO_FACTS,
@@ -182,6 +183,7 @@ __all__ = [
     "substitute_type",
     "summarize",
     "symbols_in",
+    "tensor_type",
     "type_symbols",
     "type_text",
     "undefined_symbols",

@@ -24,5 +24,5 @@ class _Canonical(Mutator):
         if not isinstance(call, Call):
             return super().binding(binding)
         with suppress(NnfrontError, *RULE_ERRORS):
-            binding = Binding(binding.var, canonical_call(call.op, call.args, call.attrs), binding.provenance)
+            binding = binding.with_value(canonical_call(call.op, call.args, call.attrs))
         return super().binding(binding)

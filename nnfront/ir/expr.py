@@ -75,6 +75,12 @@ class Scalar:
 Atom: TypeAlias = Var | Constant | Scalar
 
 
+def tensor_type(operand: Atom | None) -> TensorType:
+    """Return the type of an operand that is a tensor."""
+    assert operand is not None and isinstance(operand.type, TensorType)
+    return operand.type
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """An op applied to operands; None stands for an optional operand that is absent."""
@@ -161,6 +167,10 @@ class Binding:
     var: Var
     value: Expr
     provenance: Provenance | None = None
+
+    def with_value(self, value: Expr) -> Binding:
+        """Return what binds another value to the variable; the same object for its own value."""
+        return self if value is self.value else Binding(self.var, value, self.provenance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

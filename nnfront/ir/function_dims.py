@@ -3,73 +3,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from nnfront.dims import Dim, Size, Symbol, names, of_symbol, substitute
+from nnfront.dims import Size, Symbol, names, of_symbol, substitute
 from nnfront.ir.expr import Atom, Binding, Call, Constant, If, MatchShape, Scalar
 from nnfront.ir.interfaces import FunctionLike
-from nnfront.ir.types import Type, sizes_of
 from nnfront.ir.walk import atoms_of, dims_in
-
-
-class _Collector:
-    def __init__(self) -> None:
-        self.found: dict[Symbol, None] = {}
-        self.seen: dict[int, Any] = {}  # what has been looked into, kept alive while its id is a key
-
-    def type(self, type: Type) -> None:
-        if id(type) not in self.seen:
-            self.seen[id(type)] = type
-            for size in sizes_of(type):
-                if isinstance(size, Dim):
-                    self.dim(size)
-
-    def dim(self, dim: Dim) -> None:
-        if id(dim) not in self.seen:
-            self.seen[id(dim)] = dim
-            self.found.update(dict.fromkeys(symbol for symbol in dim.symbols if symbol not in self.found))
-
-    def attrs(self, attrs: Mapping[str, Any]) -> None:
-        for value in attrs.values():
-            if not isinstance(value, int | float | str):
-                for dim in dims_in(value):
-                    self.dim(dim)
-
-    def atoms(self, atoms: Sequence[Atom | None]) -> None:
-        for atom in atoms:
-            if isinstance(atom, Scalar):
-                if isinstance(atom.value, Dim):
-                    self.dim(atom.value)
-            elif isinstance(atom, Constant):
-                self.type(atom.type)
-
-    def bindings(self, bindings: Sequence[Binding]) -> None:
-        for binding in bindings:
-            value = binding.value
-            self.type(binding.var.type)
-            if isinstance(value, If):
-                self.atoms((value.condition,))
-                for block in (value.then, value.otherwise):
-                    self.bindings(block.bindings)
-                    self.atoms((block.result,))
-                continue
-            self.atoms(atoms_of(value))
-            if isinstance(value, Call):
-                self.attrs(value.attrs)
-            elif isinstance(value, MatchShape):
-                self.type(value.type)
 
 
 def symbols_in(function: FunctionLike) -> tuple[Symbol, ...]:
     """Return every symbol that occurs in a function, those of its parameters first; of equal ones the first, with its facts."""
-    collector = _Collector()
-    for param in function.params:
-        collector.type(param.type)
-    collector.attrs(function.attrs)
-    collector.bindings(function.bindings)
-    collector.atoms((function.result,))
-    return tuple(collector.found)
+    items = [*(param.type for param in function.params), *function.attrs.values()]
+    _add_items(function.bindings, function.result, items)
+    found: dict[Symbol, None] = {}
+    seen: set[int] = set()
+    for item in items:
+        if id(item) not in seen:
+            seen.add(id(item))
+            for dim in dims_in(item):
+                found.update(dict.fromkeys(symbol for symbol in dim.symbols if symbol not in found))
+    return tuple(found)
+
+
+def _add_items(bindings: Sequence[Binding], result: Atom, items: list[Any]) -> None:
+    """Add the types, attributes and literals of a block, in order."""
+    for binding in bindings:
+        value = binding.value
+        items.append(binding.var.type)
+        if isinstance(value, If):
+            items += _of_atoms((value.condition,))
+            for block in (value.then, value.otherwise):
+                _add_items(block.bindings, block.result, items)
+            continue
+        items += _of_atoms(atoms_of(value))
+        if isinstance(value, Call):
+            items += value.attrs.values()
+        elif isinstance(value, MatchShape):
+            items.append(value.type)
+    items += _of_atoms((result,))
+
+
+def _of_atoms(atoms: Iterable[Atom | None]) -> list[Any]:
+    return [a.value if isinstance(a, Scalar) else a.type for a in atoms if isinstance(a, (Scalar, Constant))]
 
 
 class DimTexts:

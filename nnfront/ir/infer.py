@@ -104,15 +104,15 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
         raise InferError(f"{function.name} takes {len(params)} arguments, got {len(args)}")
     if all(p.type is a for p, a in zip(params, args, strict=True)):
         return function.result_type
-    for param, arg in zip(params, args, strict=True):
-        if not _same_kind(param.type, arg):
-            raise InferError(f"argument {param.name!r} of {function.name} has another type")
     patterns: list[Size] = []
     sizes: list[Size] = []
     for param, arg in zip(params, args, strict=True):
-        if not (isinstance(param.type, ScalarType) and param.type.value is None):  # any number will do
-            patterns.extend(sizes_of(param.type))
-            sizes.extend(sizes_of(arg))
+        expected, own = sizes_of(param.type), sizes_of(arg)
+        if without_sizes(param.type) != without_sizes(arg) or len(expected) > len(own):
+            raise InferError(f"argument {param.name!r} of {function.name} has another type")
+        if len(expected) == len(own):  # a parameter may be any number
+            patterns.extend(expected)
+            sizes.extend(own)
     bound: dict[Symbol, Size] = {}
     at = unify(patterns, sizes, bound)
     if at is not None:
@@ -142,29 +142,9 @@ def _is_renamed(symbol: Symbol, size: Size) -> bool:
     return isinstance(size, Dim) and same(of_symbol(symbol), size) and size.symbols[0].facts == symbol.facts
 
 
-def _same_kind(a: Type, b: Type) -> bool:
-    """Whether two types differ in sizes at most."""
-    match a, b:
-        case TensorType(), TensorType():
-            return a.dtype == b.dtype and a.ndim == b.ndim
-        case ShapeType(), ShapeType():
-            return len(a.sizes) == len(b.sizes)
-        case ScalarType(), ScalarType():
-            return a.dtype == b.dtype and (a.value is None or b.value is not None)
-        case TupleType(), TupleType():
-            return len(a.fields) == len(b.fields) and all(map(_same_kind, a.fields, b.fields))
-        case StateLayerType(), StateLayerType():
-            return a.kind == b.kind
-        case StateType(), StateType():
-            return len(a.layers) == len(b.layers) and all(map(_same_kind, a.layers, b.layers))
-        case FunctionType(), FunctionType():
-            return len(a.params) == len(b.params) and all(
-                map(_same_kind, (*a.params, a.result), (*b.params, b.result))
-            )
-        case ObjectType(), ObjectType():
-            return a == b
-        case _:
-            return False
+def without_sizes(type: Type) -> Type:
+    """Return what types have in common that differ in sizes at most."""
+    return ScalarType(type.dtype) if isinstance(type, ScalarType) else map_sizes(type, lambda size: 0)
 
 
 def substitute_type(type: Type, mapping: Mapping[Symbol, Size]) -> Type:

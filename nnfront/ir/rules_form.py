@@ -26,7 +26,7 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
-from nnfront.ir.verifier_view import Body, Scope
+from nnfront.ir.verifier_view import Body, Rule, Scope
 from nnfront.ir.walk import functions_of
 
 _SCALARS = ("bool", "int64", "float64")
@@ -253,3 +253,17 @@ def v11_called_functions_exist(body: Body) -> Iterator[VerifyError]:
         if isinstance(call, FunctionCall) and callee is not None and len(callee.params) != len(call.args):
             what = f"V11: {call.function!r} takes {len(callee.params)} arguments, got {len(call.args)}"
             yield body.error(what, step.binding)
+
+
+FORM: tuple[Rule, ...] = (
+    v2_kinds_and_roles_are_known,
+    v3_transforms_take_weights_only,
+    v4_names_are_unique,
+    v5_variables_are_bound_before_use,
+    v6_operands_are_atoms,
+    v7_types_are_well_formed,
+    v8_literals_fit_their_type,
+    v9_operands_fit_the_op,
+    v10_attributes_are_known,
+    v11_called_functions_exist,
+)

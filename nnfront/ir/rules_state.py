@@ -10,7 +10,7 @@ from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Call, FunctionCall, Projection, Var
 from nnfront.ir.print_types import type_text
 from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType, Type
-from nnfront.ir.verifier_view import Body, Scope, Step
+from nnfront.ir.verifier_view import Body, Rule, Scope, Step
 
 Path: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[Var, Path]
@@ -163,3 +163,6 @@ class _Handles:
 def _name(place: Place) -> str:
     var, path = place
     return repr(f"{var.name}{''.join(f'[{i}]' for i in path)}")
+
+
+HANDLES: tuple[Rule, ...] = (v19_states_come_back, v20_handles_are_used_once)

@@ -10,10 +10,10 @@ from nnfront.errors import NnfrontError, VerifyError
 from nnfront.ir.attributes import RULE_ERRORS
 from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
 from nnfront.ir.facts import NO_FACTS, Facts, infer_within
-from nnfront.ir.infer import map_sizes, substitute_type
+from nnfront.ir.infer import substitute_type, without_sizes
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
-from nnfront.ir.verifier_view import Body, Scope, Step
+from nnfront.ir.verifier_view import Body, Rule, Scope, Step
 
 
 def v13_dims_are_defined(body: Body) -> Iterator[VerifyError]:
@@ -103,13 +103,9 @@ def v16_match_shape_changes_sizes_only(body: Body) -> Iterator[VerifyError]:
     """`match_shape` gives a value a type that differs from its own in sizes at most."""
     for step in body.steps:
         value = step.binding.value
-        if isinstance(value, MatchShape) and _without_sizes(value.value.type) != _without_sizes(value.type):
+        if isinstance(value, MatchShape) and without_sizes(value.value.type) != without_sizes(value.type):
             what = f"V16: match_shape makes a {type_text(value.type)} of a {type_text(value.value.type)}"
             yield body.error(what, step.binding)
-
-
-def _without_sizes(type: Type) -> Type:
-    return ScalarType(type.dtype) if isinstance(type, ScalarType) else map_sizes(type, lambda size: 0)
 
 
 def v17_attributes_are_canonical(body: Body) -> Iterator[VerifyError]:
@@ -239,3 +235,13 @@ def _follows(inferred: Type, declared: Type) -> bool:
             )
         case _:
             return False
+
+
+TYPES: tuple[Rule, ...] = (
+    v13_dims_are_defined,
+    v14_dims_mean_one_thing,
+    v15_conditions_are_boolean,
+    v16_match_shape_changes_sizes_only,
+    v17_attributes_are_canonical,
+    v18_types_follow_from_operands,
+)

@@ -10,7 +10,7 @@ twice, and so on for forty functions. What a model needs is far from the limits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -23,6 +23,7 @@ from nnfront.ir.module import IRModule
 from nnfront.ir.parser import parse
 from nnfront.ir.types import TupleType
 from nnfront.ir.verify import verify
+from nnfront.ir.visit import Mutator
 from nnfront.ir.walk import functions_of
 
 
@@ -42,24 +43,17 @@ def check_admissible(module: IRModule) -> None:
 
 def release(module: IRModule) -> str:
     """Return the text form with provenance, in which files of the author's have their names and no folders."""
-    functions = (f.with_(bindings=_without_folders(f.bindings)) for f in module.functions)
+    functions = (_WithoutFolders().function(f) for f in module.functions)
     return module.with_functions(functions).text(provenance=True) + "\n"
 
 
-def _without_folders(bindings: Iterable[Binding]) -> tuple[Binding, ...]:
-    return tuple(_without_folder(binding) for binding in bindings)
-
-
-def _without_folder(binding: Binding) -> Binding:
-    value, where = binding.value, binding.provenance
-    if isinstance(value, If):
-        then, otherwise = (
-            replace(b, bindings=_without_folders(b.bindings)) for b in (value.then, value.otherwise)
-        )
-        value = replace(value, then=then, otherwise=otherwise)
-    if where is not None and where.file:
-        where = replace(where, file=PurePath(where.file).name)
-    return Binding(binding.var, value, where)
+class _WithoutFolders(Mutator):
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        (new,) = super().binding(binding)
+        where = new.provenance
+        if where is None or not where.file:
+            return (new,)
+        return (replace(new, provenance=replace(where, file=PurePath(where.file).name)),)
 
 
 def _check_attributes(module: IRModule) -> None:

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 from nnfront.dims import Dim, Symbol
 from nnfront.errors import VerifyError
-from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape, Scalar
+from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape
 from nnfront.ir.facts import NO_FACTS, Facts, branch_facts
 from nnfront.ir.types import TensorType, Type
-from nnfront.ir.walk import atoms_of, dims_in
+from nnfront.ir.walk import atoms_of, sizes_in_atoms, sizes_in_attrs
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -148,13 +148,7 @@ class Body:
         """The dims in the operands and attributes of each binding that has some."""
         found: dict[Binding, list[Dim]] = {}
         for binding, atoms, _ in self.steps:
-            dims = [a.value for a in atoms if isinstance(a, Scalar) and isinstance(a.value, Dim)]
-            value = binding.value
-            if isinstance(value, Call):
-                for attr in value.attrs.values():
-                    if not isinstance(attr, int | float | str):
-                        dims.extend(dims_in(attr))
-            if dims:
+            if dims := [*sizes_in_atoms(atoms), *sizes_in_attrs(binding.value)]:
                 found[binding] = dims
         return found
 
@@ -193,3 +187,7 @@ class Body:
             if binding.provenance and str(binding.provenance):
                 where = f"{where}, from {binding.provenance}"
         return VerifyError(what, details=details, where=where, help=help)
+
+
+Rule: TypeAlias = Callable[[Body], Iterator[VerifyError]]
+"""What yields an error for each place where a function breaks a rule."""

@@ -7,67 +7,25 @@ is no program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from nnfront.dims import Dim, bounded_work
 from nnfront.errors import VerifyError
 from nnfront.ir.budget import MAX_DIM_TERMS
 from nnfront.ir.infer import map_sizes
 from nnfront.ir.print_types import type_text
-from nnfront.ir.rules_form import (
-    v2_kinds_and_roles_are_known,
-    v3_transforms_take_weights_only,
-    v4_names_are_unique,
-    v5_variables_are_bound_before_use,
-    v6_operands_are_atoms,
-    v7_types_are_well_formed,
-    v8_literals_fit_their_type,
-    v9_operands_fit_the_op,
-    v10_attributes_are_known,
-    v11_called_functions_exist,
-)
+from nnfront.ir.rules_form import FORM
 from nnfront.ir.rules_ranks import v22_ranks_meet_alike
-from nnfront.ir.rules_state import v19_states_come_back, v20_handles_are_used_once
-from nnfront.ir.rules_types import (
-    v13_dims_are_defined,
-    v14_dims_mean_one_thing,
-    v15_conditions_are_boolean,
-    v16_match_shape_changes_sizes_only,
-    v17_attributes_are_canonical,
-    v18_types_follow_from_operands,
-)
+from nnfront.ir.rules_state import HANDLES
+from nnfront.ir.rules_types import TYPES
 from nnfront.ir.types import Type
-from nnfront.ir.verifier_view import Body
+from nnfront.ir.verifier_view import Body, Rule
 
 if TYPE_CHECKING:
     from nnfront.ir.module import IRModule
 
-Rule: TypeAlias = Callable[[Body], Iterator[VerifyError]]
-
-FORM: tuple[Rule, ...] = (
-    v2_kinds_and_roles_are_known,
-    v3_transforms_take_weights_only,
-    v4_names_are_unique,
-    v5_variables_are_bound_before_use,
-    v6_operands_are_atoms,
-    v7_types_are_well_formed,
-    v8_literals_fit_their_type,
-    v9_operands_fit_the_op,
-    v10_attributes_are_known,
-    v11_called_functions_exist,
-)
-MEANING: tuple[Rule, ...] = (
-    v13_dims_are_defined,
-    v14_dims_mean_one_thing,
-    v15_conditions_are_boolean,
-    v16_match_shape_changes_sizes_only,
-    v17_attributes_are_canonical,
-    v18_types_follow_from_operands,
-    v19_states_come_back,
-    v20_handles_are_used_once,
-    v22_ranks_meet_alike,
-)
+MEANING: tuple[Rule, ...] = (*TYPES, *HANDLES, v22_ranks_meet_alike)
 
 _ANY = Dim("any")
 
@@ -94,24 +52,23 @@ def _violations(module: IRModule) -> Iterator[VerifyError]:
         _stage(bodies, MEANING),
         v21_weights_agree(module),
     )
-    for stage in stages:
-        is_kept = True
-        for error in stage:
-            is_kept = False
-            yield error
-        if not is_kept:
-            return
+    return _first_broken(stages)
 
 
 def _stage(bodies: list[Body], rules: tuple[Rule, ...]) -> Iterator[VerifyError]:
     for body in bodies:
-        for rule in rules:
-            is_kept = True
-            for error in rule(body):
-                is_kept = False
-                yield error
-            if not is_kept:
-                break
+        yield from _first_broken(rule(body) for rule in rules)
+
+
+def _first_broken(checks: Iterable[Iterator[VerifyError]]) -> Iterator[VerifyError]:
+    """Yield all that the first check finds that finds anything."""
+    for errors in checks:
+        is_kept = True
+        for error in errors:
+            is_kept = False
+            yield error
+        if not is_kept:
+            return
 
 
 def v1_functions_are_under_their_names(module: IRModule) -> Iterator[VerifyError]:

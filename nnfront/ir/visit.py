@@ -86,7 +86,7 @@ class Mutator:
     def binding(self, binding: Binding) -> Sequence[Binding]:
         """Rewrite a binding; returns those that take its place."""
         value = self.expr(binding.value)
-        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+        return (binding.with_value(value),)
 
     def expr(self, expr: Expr) -> Expr:
         """Rewrite the operands of an expression and the blocks of an `if`."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir.expr import (
@@ -22,6 +22,8 @@ from nnfront.ir.expr import (
 )
 from nnfront.ir.interfaces import FunctionLike
 from nnfront.ir.types import FunctionName, Type, sizes_of, type_symbols
+
+_TYPES = get_args(Type)
 
 
 def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
@@ -55,7 +57,7 @@ def undefined_symbols(function: FunctionLike) -> list[Symbol] | None:
             defined.update(type_symbols(binding.value.type))
         if any(id(atom) not in own for atom in variables_of(binding.value)):
             return None
-        for size in (*sizes_of(binding.var.type), *_dims_used(binding.value)):
+        for size in (*sizes_of(binding.var.type), *sizes_read(binding.value)):
             if isinstance(size, Dim):
                 missing.update((s, None) for s in size.symbols if s not in defined)
     return list(missing)
@@ -91,25 +93,35 @@ def variables_of(expr: Expr) -> list[Var]:
     return [atom for atom in atoms_of(expr) if isinstance(atom, Var)]
 
 
-def _dims_used(expr: Expr) -> Iterator[Dim]:
-    """Yield the dims in literals and attributes of an expression."""
-    for atom in atoms_of(expr):
-        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
-            yield atom.value
+def sizes_read(expr: Expr) -> Iterator[Dim]:
+    """Yield the sizes in an expression's literals and attributes."""
+    yield from sizes_in_atoms(atoms_of(expr))
+    yield from sizes_in_attrs(expr)
+
+
+def sizes_in_atoms(atoms: Iterable[object]) -> Iterator[Dim]:
+    """Yield the dims that are used as numbers."""
+    return (atom.value for atom in atoms if isinstance(atom, Scalar) and isinstance(atom.value, Dim))
+
+
+def sizes_in_attrs(expr: Expr) -> Iterator[Dim]:
+    """Yield the sizes in an expression's attributes, and in the type that a `match_shape` checks."""
     if isinstance(expr, Call):
         for attr in expr.attrs.values():
             yield from dims_in(attr)
+    elif isinstance(expr, MatchShape):
+        yield from (size for size in sizes_of(expr.type) if isinstance(size, Dim))
 
 
 def dims_in(attr: Any) -> Iterator[Dim]:
     """Yield the dims in an attribute value."""
     if isinstance(attr, Dim):
         yield attr
-    elif isinstance(attr, tuple | list):
+    elif isinstance(attr, _TYPES):
+        yield from (size for size in sizes_of(attr) if isinstance(size, Dim))
+    elif isinstance(attr, (tuple, list)):
         for item in attr:
             yield from dims_in(item)
     elif isinstance(attr, Mapping):
         for item in attr.values():
             yield from dims_in(item)
-    elif isinstance(attr, Type):
-        yield from (size for size in sizes_of(attr) if isinstance(size, Dim))

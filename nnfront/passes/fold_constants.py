@@ -27,9 +27,9 @@ import torch
 
 from nnfront import ops
 from nnfront.ir import Binding, Call, Constant, IRModule, Mutator, TensorType, Type, Var
+from nnfront.ir.walk import sizes_read
 from nnfront.ops.constants import constant, value_of
 from nnfront.passes.base import module_pass
-from nnfront.passes.sizes import sizes_read
 
 # Elements that a result may have though no constant pays for it.
 _FREE = 16
@@ -55,7 +55,7 @@ class _Folding(Mutator):
         if isinstance(value, Constant):
             self.replaced[binding.var] = value
             return ()
-        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+        return (binding.with_value(value),)
 
 
 def fold(call: Call, type: Type) -> Constant | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -28,10 +28,8 @@ from nnfront.ir import (
     Type,
     Var,
     are_same,
-    atoms_of,
     branch_knows,
     canonical_call,
-    dims_in,
     infer_known,
     is_true,
     map_attr,
@@ -166,23 +164,3 @@ class Resizer(Knowing):
         if isinstance(atom, Var):
             return self.replaced.get(atom, atom)
         return atom if self.size is None else map_scalar(atom, self.size)
-
-
-def sizes_read(expr: Expr) -> Iterator[Dim]:
-    """Yield the sizes in an expression's literals and attributes."""
-    yield from sizes_in_atoms(atoms_of(expr))
-    yield from sizes_in_attrs(expr)
-
-
-def sizes_in_atoms(atoms: Iterable[object]) -> Iterator[Dim]:
-    """Yield the dims that are used as numbers."""
-    return (atom.value for atom in atoms if isinstance(atom, Scalar) and isinstance(atom.value, Dim))
-
-
-def sizes_in_attrs(expr: Expr) -> Iterator[Dim]:
-    """Yield the sizes in an expression's attributes, and in the type that a `match_shape` checks."""
-    if isinstance(expr, Call):
-        for attr in expr.attrs.values():
-            yield from dims_in(attr)
-    elif isinstance(expr, MatchShape):
-        yield from (size for size in sizes_of(expr.type) if isinstance(size, Dim))

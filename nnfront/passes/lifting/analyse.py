@@ -39,12 +39,13 @@ from nnfront.ir import (
     map_sizes,
     sizes_of,
 )
+from nnfront.ir.walk import sizes_in_atoms, sizes_in_attrs, sizes_read
 from nnfront.passes.effects import Declaration, impure_functions, is_pure
 from nnfront.passes.lifting.branches import Branch, general_type
 from nnfront.passes.lifting.dims import KnownDims, definable
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
 from nnfront.passes.lifting.value_graph import Operand, Value, Values, computed_from, resized, with_operands
-from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar, sizes_in_atoms, sizes_in_attrs, sizes_read
+from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar
 
 
 class Analyzer:
