@@ -36,6 +36,7 @@ from nnfront.ir import (
     Type,
     Var,
     branch_facts,
+    map_attr,
     sizes_of,
     substitute_type,
     type_symbols,
@@ -149,11 +150,7 @@ class _Scope:
 
     def size(self, value: Any) -> Any:
         """An attribute with its dims replaced by the caller's."""
-        if isinstance(value, Dim):
-            return substitute(value, self.sizes) if self.sizes else value
-        if isinstance(value, (tuple, list)):
-            return tuple(self.size(part) for part in value)
-        return self.type(value) if isinstance(value, Type) else value
+        return map_attr(value, lambda size: substitute(size, self.sizes)) if self.sizes else value
 
     def type(self, type: Type) -> Type:
         """A type with its dims replaced by the caller's."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfront.ir import Atom, FunctionBuilder, TensorType, Var
+from nnfront.ir import Atom, FunctionBuilder, Var, tensor_type
 from nnfront.ops.elementwise import astype, multiply
 from nnfront.ops.index import take
 from nnfront.ops.quant import dequantize, unpack_int4
@@ -47,8 +47,7 @@ class Encoded:
     def dense(self, builder: FunctionBuilder, dtype: str) -> Var:
         """Emit what it stands for: multiplied in float32, rounded once."""
         q = self.elements
-        assert isinstance(q.type, TensorType)
-        axis = q.type.ndim - 1
+        axis = tensor_type(q).ndim - 1
         if self.format.block is not None:
             return builder.call(dequantize_blocks, q, format=self.format.name, dtype=dtype)
         if self.format.packing is not None:
@@ -72,5 +71,4 @@ class Encoded:
 
 def cast(builder: FunctionBuilder, value: Var, dtype: str) -> Var:
     """Emit a value in a dtype; the value itself if it is in that."""
-    assert isinstance(value.type, TensorType)
-    return value if value.type.dtype == dtype else builder.call(astype, value, dtype=dtype)
+    return value if tensor_type(value).dtype == dtype else builder.call(astype, value, dtype=dtype)

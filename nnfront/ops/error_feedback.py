@@ -9,7 +9,6 @@ blocks of neighbours, so blocks are rounded each by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -63,18 +62,6 @@ class ErrorFeedback:
         """Numbers [rows, columns] as [blocks, size, rows]."""
         transposed = x.to(torch.float32).view(len(x), *self.order.shape).permute(1, 2, 0)
         return transposed.gather(1, self.order.unsqueeze(-1).expand_as(transposed))
-
-
-def by_rows(
-    round: Callable[..., tuple[torch.Tensor, ...]], rows: torch.Tensor, *others: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Return what `round` gives for rows, and what others hold of them, some at a time on each thread."""
-    step = max(PIECE // max(rows.shape[1], 1), 1)
-    if len(rows) <= step:
-        return round(rows, *others)
-    parts = (torch.split(each, step) for each in (rows, *others))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return tuple(torch.cat(each) for each in zip(*pool.map(round, *parts), strict=True))
 
 
 def _round(

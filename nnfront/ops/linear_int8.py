@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from nnfront.dims import Size, product
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, Type
+from nnfront.ops.matmul import linear
 from nnfront.ops.quant import dequantize, quantize, unpack_int4
-from nnfront.ops.rules import require, require_float, require_same, wide
+from nnfront.ops.rules import require, require_float, wide
 from nnfront.quant_format import FORMATS
 
 INTEGERS = ("int8", "int4", "uint4")
@@ -43,7 +44,6 @@ def linear_int8(
     """
     require(format in INTEGERS, "format must be one of {}, got {!r}", ", ".join(INTEGERS), format)
     require_float(x, "x")
-    require(bool(x.shape), "x has no axes")
     stored: Type = unpack_int4.infer(weight, axis=1, signed=format == "int4") if format != "int8" else weight
     require(weight.ndim == 2, "weight must have two axes [out, in], got {}", weight.ndim)
     require(
@@ -62,14 +62,9 @@ def linear_int8(
     require(
         stored.dtype == ("uint8" if format == "uint4" else "int8"), "weight of {} is {}", format, stored.dtype
     )
-    require_same(
-        x.shape[-1], dense.shape[1], "inner sizes differ: x has {} (axis -1), weight has {} (axis 1)"
-    )
-    if bias is not None:
-        require(bias.ndim == 1, "bias must have one axis [out], got {}", bias.ndim)
-        require_same(bias.shape[0], weight.shape[0], "bias has {} elements, weight has {} rows")
-        require(bias.dtype == x.dtype, "bias is {}, the result is {}", bias.dtype, x.dtype)
-    return TensorType((*x.shape[:-1], weight.shape[0]), x.dtype)
+    result = linear.infer(x, TensorType(dense.shape, x.dtype), bias)
+    assert isinstance(result, TensorType)
+    return result
 
 
 @linear_int8.reference

@@ -32,6 +32,7 @@ from nnfront.ops.rules import (
     Dtype,
     Flag,
     Whole,
+    known_format,
     require,
     require_float,
     require_same,
@@ -136,13 +137,7 @@ def _(
 
 
 def _format(name: object) -> QuantFormat:
-    require(
-        isinstance(name, str) and name in FORMATS,
-        "format must be one of {}, got {!r}",
-        ", ".join(FORMATS),
-        name,
-    )
-    found = FORMATS[str(name)]
+    found = known_format(name)
     require(found.block is None, "{} lies in blocks: use quantize_blocks and dequantize_blocks", name)
     return found
 

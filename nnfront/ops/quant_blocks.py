@@ -11,18 +11,8 @@ from nnfront.dims import Size
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.block_rounding import in_blocks, out_of_blocks
-from nnfront.ops.rules import dtype_name, require, require_float
-from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
-
-
-def _format(name: object) -> QuantFormat:
-    require(
-        isinstance(name, str) and name in BLOCK_FORMATS,
-        "format must be one of {}, got {!r}",
-        ", ".join(BLOCK_FORMATS),
-        name,
-    )
-    return FORMATS[str(name)]
+from nnfront.ops.rules import dtype_name, known_format, require, require_float
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS
 
 
 def _float_dtype(dtype: Any) -> str:
@@ -31,7 +21,7 @@ def _float_dtype(dtype: Any) -> str:
     return name
 
 
-BlockFormat: TypeAlias = Annotated[str, lambda name, *_: _format(name).name]
+BlockFormat: TypeAlias = Annotated[str, lambda name, *_: known_format(name, BLOCK_FORMATS).name]
 FloatDtype: TypeAlias = Annotated[str, lambda dtype, *_: _float_dtype(dtype)]
 
 
@@ -45,7 +35,7 @@ def quantize_blocks(x: TensorType, format: BlockFormat) -> TensorType:
     holds NaN or an infinity becomes NaN.
     """
     require_float(x)
-    known = _format(format)
+    known = known_format(format, BLOCK_FORMATS)
     require(x.ndim > 0, "x has no axes")
     size = x.shape[-1]
     assert known.block is not None
@@ -68,7 +58,7 @@ def _(x: torch.Tensor, format: str) -> torch.Tensor:
 @op(rowwise=True)
 def dequantize_blocks(q: TensorType, format: BlockFormat, dtype: FloatDtype = "float32") -> TensorType:
     """Undo quantize_blocks: uint8 [..., bytes] gives [..., n] of type `dtype`, computed in float32, then rounded."""
-    known = _format(format)
+    known = known_format(format, BLOCK_FORMATS)
     require(q.dtype == "uint8", "q must be uint8, got {}", q.dtype)
     require(q.ndim > 0, "q has no axes")
     size, columns = q.shape[-1], None

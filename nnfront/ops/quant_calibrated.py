@@ -12,11 +12,11 @@ import torch
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, Type
 from nnfront.ops.block_rounding import scales_in, with_numbers
-from nnfront.ops.error_feedback import ErrorFeedback, by_rows, scratch_bytes
+from nnfront.ops.error_feedback import PIECE, ErrorFeedback, scratch_bytes
 from nnfront.ops.quant import quantize
 from nnfront.ops.quant_blocks import quantize_blocks
-from nnfront.ops.rounding import integers, looked_up, nearest
-from nnfront.ops.rules import FLOAT8, require, require_float, require_same
+from nnfront.ops.rounding import by_rows, integers, looked_up, nearest
+from nnfront.ops.rules import FLOAT8, known_format, require, require_float, require_same
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
@@ -66,30 +66,22 @@ def quantize_calibrated(
             inputs,
             groups,
         )
-        require(_known(format).dtype in FLOAT8, "scales are given for floats of 8 bits, not for {}", format)
-        return TensorType(x.shape, _known(format).dtype)
-    if _known(format).block is not None:
+        require(
+            known_format(format).dtype in FLOAT8, "scales are given for floats of 8 bits, not for {}", format
+        )
+        return TensorType(x.shape, known_format(format).dtype)
+    if known_format(format).block is not None:
         return quantize_blocks.infer(x, format=format)
-    return quantize.infer(x, **_attrs(x, _known(format), group_size))
+    return quantize.infer(x, **_attrs(x, known_format(format), group_size))
 
 
 @quantize_calibrated.normalize
 def _(x: TensorType, format: Any, group_size: Any) -> dict[str, Any]:
-    known = _known(format)
+    known = known_format(format)
     if known.block is not None:
         require(group_size is None, "{} has groups of its own: leave group_size out", format)
         return {"format": format, "group_size": None}
     return {"format": format, "group_size": _attrs(x, known, group_size)["group_size"]}
-
-
-def _known(format: object) -> QuantFormat:
-    require(
-        isinstance(format, str) and format in FORMATS,
-        "format must be one of {}, got {!r}",
-        ", ".join(FORMATS),
-        format,
-    )
-    return FORMATS[str(format)]
 
 
 def _attrs(x: TensorType, format: QuantFormat, group_size: int | None) -> dict[str, Any]:
@@ -111,14 +103,14 @@ def _(
     rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     if scales is not None:
         given = scales.reshape(len(rows), scales.shape[-1])
-        (q,) = by_rows(lambda part, its: (_in_floats(part, feedback, known, its),), rows, given)
+        (q,) = by_rows(lambda part, its: (_in_floats(part, feedback, known, its),), PIECE, rows, given)
         return q.view(x.shape)
     if known.block is not None:
-        (blocks,) = by_rows(lambda part: (_in_blocks(part, feedback, known),), rows)
+        (blocks,) = by_rows(lambda part: (_in_blocks(part, feedback, known),), PIECE, rows)
         return blocks.view(*x.shape[:-1], blocks.shape[-1])
     type = TensorType(tuple(rows.shape), str(x.dtype).removeprefix("torch."))
     attrs = _attrs(type, known, group_size)
-    found = by_rows(lambda part: _in_parts(part, feedback, known, attrs), rows)
+    found = by_rows(lambda part: _in_parts(part, feedback, known, attrs), PIECE, rows)
     return tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in found)
 
 

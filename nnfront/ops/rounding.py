@@ -28,17 +28,25 @@ STEPS = 1024
 PIECE = 1 << 15
 
 
-def by_pieces(
-    fit: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], y: torch.Tensor
+def by_pieces(fit: Callable[..., tuple[torch.Tensor, ...]], y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what `fit` gives for groups along the last axis, few enough at a time to stay in the cache, and for torch not to share each step out."""
+    found = by_rows(fit, PIECE, y.reshape(-1, y.shape[-1]))
+    return tuple(part.view(*y.shape[:-1], part.shape[-1]) for part in found)
+
+
+def by_rows(
+    function: Callable[..., tuple[torch.Tensor, ...]],
+    elements: int,
+    rows: torch.Tensor,
+    *others: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Return what `fit` gives for groups along the last axis, some at a time on each thread: few enough to stay in its cache, and for torch not to share each step out."""
-    groups = y.reshape(-1, y.shape[-1])
-    step = max(PIECE // y.shape[-1], 1)
-    parts = [groups[first : first + step] for first in range(0, max(len(groups), 1), step)]
+    """Return what a function gives for rows, and what others hold of them, so many elements at a time on each thread."""
+    step = max(elements // max(rows.shape[1], 1), 1)
+    if len(rows) <= step:
+        return function(rows, *others)
+    parts = (torch.split(each, step) for each in (rows, *others))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        found = list(pool.map(fit, parts))
-    joined = (torch.cat(each) for each in zip(*found, strict=True))
-    return tuple(part.view(*y.shape[:-1], part.shape[-1]) for part in joined)
+        return tuple(torch.cat(each) for each in zip(*pool.map(function, *parts), strict=True))
 
 
 def fitted(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

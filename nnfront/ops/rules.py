@@ -8,7 +8,7 @@ Sizes are compared through `nnfront.dims` only: inside a trace `==` on an undeci
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from nnfront.dtypes import Category
 from nnfront.errors import InferError
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
+from nnfront.quant_format import FORMATS, QuantFormat
 
 Shape: TypeAlias = tuple[Size, ...]
 Sizes: TypeAlias = Sequence[Size | str] | Size | str
@@ -181,6 +182,13 @@ def dtype_name(dtype: object) -> str:
         except TypeError:
             pass
     raise InferError(f"{dtype!r} is not a dtype", help=f"use one of {', '.join(dtypes.DTYPES)}")
+
+
+def known_format(name: object, among: Collection[str] = FORMATS) -> QuantFormat:
+    """Return the format of a name; raises InferError for one that is not among these."""
+    names = ", ".join(among)
+    require(isinstance(name, str) and name in among, "format must be one of {}, got {!r}", names, name)
+    return FORMATS[str(name)]
 
 
 def unless(usual: str, dtype: object) -> str | None:
