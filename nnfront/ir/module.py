@@ -155,15 +155,15 @@ class IRModule(Mapping[str, Function]):
     def with_versions(
         self, methods: Mapping[str, Function], made: Iterable[tuple[str, Function]]
     ) -> IRModule:
-        """Return a module with methods rewritten, by name, and in front of each private function the versions made of it; one that is called no more goes."""
-        if all(methods[method.name] is method for method in self.methods):
-            return self
+        """Return a module with methods rewritten, by name, and in front of each private function the versions made of it, one of which may take its name; what is called no more goes."""
         versions: dict[str, list[Function]] = {}
         for name, function in made:
             versions.setdefault(name, []).append(function)
-        functions = [
-            f for old in self.functions for f in (*versions.get(old.name, ()), methods.get(old.name, old))
-        ]
+        functions: list[Function] = []
+        for old in self.functions:
+            own = versions.get(old.name, [])
+            is_replaced = any(f.name == old.name for f in own)
+            functions += own if is_replaced else [*own, methods.get(old.name, old)]
         called = {callee for f in functions for callee in f.callees}
         return self.with_functions(f for f in functions if f.name not in versions or f.name in called)
 

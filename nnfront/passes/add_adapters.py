@@ -53,6 +53,7 @@ from nnfront.ir import (
     Var,
     canonical_call,
     sizes_of,
+    tensor_type,
     used_vars,
     walk_bindings,
 )
@@ -87,8 +88,7 @@ class _LowRank:
 
     @property
     def types(self) -> tuple[TensorType, TensorType]:
-        assert isinstance(self.a.type, TensorType) and isinstance(self.b.type, TensorType)
-        return self.a.type, self.b.type
+        return tensor_type(self.a), tensor_type(self.b)
 
 
 class _Adding:
@@ -109,10 +109,10 @@ class _Adding:
         given = {}
         for i, weight in changed.items():
             name, rank, is_transposed = weight.name, ranks[weight.name], weight.name in turned
-            assert isinstance(weight.type, TensorType)
-            outputs, inputs = reversed(weight.type.shape) if is_transposed else weight.type.shape
+            shape, dtype = tensor_type(weight).shape, tensor_type(weight).dtype
+            outputs, inputs = reversed(shape) if is_transposed else shape
             a, b = (
-                Param(f"{name}.{end}", TensorType((count, *shape), weight.type.dtype), "weight")
+                Param(f"{name}.{end}", TensorType((count, *shape), dtype), "weight")
                 for end, shape in (("lora_a", (rank, inputs)), ("lora_b", (outputs, rank)))
             )
             given[i] = _LowRank(a, b, name, is_transposed)
@@ -206,7 +206,7 @@ class _Body(Mutator):
         else:
             reader = value.op.name if isinstance(value, Call) else type(value).__name__
             self.refuse(self.known[read[0]], f"{reader} reads it")
-        return [*builder.finish(binding.var).bindings, Binding(binding.var, new, binding.provenance)]
+        return [*builder.finish(binding.var).bindings, binding.with_value(new)]
 
     def refuse(self, weight: _LowRank, why: str) -> NoReturn:
         raise PassError(
@@ -217,15 +217,11 @@ class _Body(Mutator):
     def product(self, builder: FunctionBuilder, call: Call, weight: _LowRank) -> Call:
         """A product, and what is added to it."""
         x, op = call.args[0], call.op
-        assert x is not None and isinstance(x.type, TensorType)
-        if (
-            (op is ops.matmul) != weight.is_transposed
-            or call.attrs.get("out_dtype") is not None
-            or x.type.ndim < 2
-        ):
+        vectors, is_turned = tensor_type(x).shape, op is ops.matmul
+        if is_turned != weight.is_transposed or call.attrs.get("out_dtype") or len(vectors) < 2:
             self.refuse(weight, f"{op.name} reads it otherwise")
         y = builder.emit(call)
-        adapters = self.of(builder, x.type.shape[0], weight)
+        adapters = self.of(builder, vectors[0], weight)
         return canonical_call(ops.add_low_rank, (y, x, weight.a, weight.b, adapters))
 
     def of(self, builder: FunctionBuilder, count: Size, weight: _LowRank) -> Var:
@@ -285,11 +281,10 @@ class _Body(Mutator):
         ranks = [each.types[0].shape[1] for each in known]
         blocks: list[Var] = []
         for arg, each in zip(call.args, weights, strict=True):
-            assert arg is not None and isinstance(arg.type, TensorType)
             at = len(ranks) if each is None else known.index(each)
             sizes = [total(ranks)] if each is None else [total(ranks[:at]), total(ranks[at + 1 :])]
             zeros = [
-                builder.call(ops.zeros, shape=(count, arg.type.shape[outputs], size), dtype=dtype)
+                builder.call(ops.zeros, shape=(count, tensor_type(arg).shape[outputs], size), dtype=dtype)
                 if size != 0
                 else None
                 for size in sizes

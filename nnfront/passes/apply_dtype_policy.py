@@ -105,7 +105,8 @@ class _Versions:
         self.dtype = dtype
         self._policy = policy
         self._names = Names(ir)
-        self._made: dict[str, list[Function]] = {}  # by the name of the original
+        self._methods: dict[str, Function] = {}
+        self._made: dict[str, list[Function]] = {}  # of private ones, by the name of the original
         self._known: dict[tuple[str, tuple[str, ...]], Function] = {}
         self._new: dict[str, Function] = {}  # by its own name
         # What functions call that stay as they are stays as well.
@@ -119,7 +120,7 @@ class _Versions:
             for p in function.params
         ]
         new = _Rewriting(self, function, types).function(function.result_type if keep_interface else None)
-        self._made[function.name] = [new]
+        self._methods[function.name] = new
 
     def treatment(self, op: Op) -> DtypePolicy:
         """Return in which dtype an op computes."""
@@ -147,12 +148,8 @@ class _Versions:
 
     def module(self) -> IRModule:
         """Return the module; the same if nothing changed."""
-        functions: list[Function] = []
-        for old in self.ir.functions:
-            made = self._made.get(old.name, [])
-            functions += [old] if old.name in self._kept or not made else []
-            functions += made
-        return self.ir.with_functions(functions)
+        made = ((name, function) for name, versions in self._made.items() for function in versions)
+        return self.ir.with_versions(self._methods, made)
 
 
 class _Rewriting:

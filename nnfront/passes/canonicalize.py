@@ -44,11 +44,11 @@ from nnfront.ir import (
     Op,
     Projection,
     Scalar,
-    TensorType,
     Tuple,
     Type,
     Var,
     canonical_call,
+    tensor_type,
 )
 from nnfront.passes.base import module_pass
 
@@ -82,7 +82,7 @@ class _Canonical(Mutator):
             self.replaced[binding.var] = value
             return ()
         self.definitions[binding.var] = value
-        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+        return (binding.with_value(value),)
 
 
 def simplify(expr: Expr, type: Type, definitions: Definitions) -> Expr:
@@ -131,11 +131,9 @@ def _there_and_back(call: Call, type: Type, definitions: Definitions) -> Expr | 
     if inner is None:
         return None
     x, middle = inner.args[0], call.args[0]
-    if x is None or middle is None or x.type != type:
+    if x is None or x.type != type:
         return None
-    assert isinstance(x.type, TensorType)
-    assert isinstance(middle.type, TensorType)
-    narrow, wide = x.type.dtype, middle.type.dtype
+    narrow, wide = tensor_type(x).dtype, tensor_type(middle).dtype
     is_exact = dtypes.category(narrow) == dtypes.category(wide) and dtypes.size_bytes(
         narrow
     ) < dtypes.size_bytes(wide)
@@ -174,17 +172,13 @@ def _known_mask(call: Call, type: Type, definitions: Definitions) -> Expr | None
     """Attention under a mask that is made here: zeros are no mask, and the causal one is `is_causal`."""
     query, key, value, mask = call.args
     made = definitions.get(mask) if isinstance(mask, Var) else None
-    if not isinstance(made, Call) or query is None or key is None:
+    if not isinstance(made, Call):
         return None
     is_causal = _makes_causal_mask(made, definitions)
     if not is_causal and not (made.op is ops.zeros and made.attrs.get("dtype") != "bool"):
         return None
-    assert isinstance(mask, Var)
-    assert isinstance(query.type, TensorType)
-    assert isinstance(key.type, TensorType)
-    assert isinstance(mask.type, TensorType)
-    sizes = (query.type.shape[1], key.type.shape[1])
-    if is_causal and not same_shape(mask.type.shape[-2:], sizes):
+    sizes = (tensor_type(query).shape[1], tensor_type(key).shape[1])
+    if is_causal and not same_shape(tensor_type(mask).shape[-2:], sizes):
         return None
     attrs = {**call.attrs, "is_causal": True} if is_causal else call.attrs
     return canonical_call(call.op, (query, key, value, None), attrs)

@@ -64,4 +64,4 @@ class _Sharing(Mutator):
             if first is None and key is not None:
                 self.seen[key] = binding.var
                 self.own.append(key)
-        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+        return (binding.with_value(value),)

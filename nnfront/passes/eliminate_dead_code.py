@@ -23,7 +23,7 @@ keeps:   public and external functions, the transforms of public functions, the 
 
 from __future__ import annotations
 
-from nnfront.ir import Binding, Block, Function, If, IRModule, Var, are_same, reached, used_vars
+from nnfront.ir import Binding, Block, Function, If, IRModule, Var, are_same, map_expr, reached, used_vars
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions, is_alive
 
@@ -56,9 +56,8 @@ def _live_block(block: Block, needs: set[Var], impure: set[str]) -> Block:
         if is_alive(binding, needs, impure):
             value = binding.value
             if isinstance(value, If):
-                then, otherwise = (_live_block(b, needs, impure) for b in (value.then, value.otherwise))
-                if (then, otherwise) != (value.then, value.otherwise):
-                    binding = Binding(binding.var, If(value.condition, then, otherwise), binding.provenance)
+                live = map_expr(value, lambda atom: atom, lambda b: _live_block(b, needs, impure))
+                binding = binding.with_value(live)
                 if isinstance(value.condition, Var):
                     needs.add(value.condition)
             else:

@@ -91,6 +91,7 @@ from nnfront.ir import (
     Tuple,
     Var,
     substitute_atoms,
+    tensor_type,
     used_vars,
 )
 from nnfront.passes.base import module_pass
@@ -233,7 +234,7 @@ class _Leaving:
 
     def _attention(self, binding: Binding, value: Call) -> Binding:
         q, k, v, handle, sinks, _ = value.args
-        assert isinstance(q, Var) and isinstance(q.type, TensorType) and isinstance(handle, Var)
+        assert q is not None and isinstance(handle, Var)
         layer = self.layers[handle]
         for what in self._lacks(value, layer):
             raise self._refusal(binding, what)
@@ -268,8 +269,7 @@ class _Leaving:
 
     def _described(self, binding: Binding, value: Call, layer: int) -> AttentionCall:
         q, k, _, _, sinks, _ = value.args
-        assert q is not None and isinstance(q.type, TensorType)
-        attrs, heads = value.op.full_attrs(value.attrs), q.type.shape[2]
+        attrs, heads = value.op.full_attrs(value.attrs), tensor_type(q).shape[2]
         kv_heads, size = self.cache[layer].per_token[0].shape
         assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(size, int)
         windows = [w for w in (attrs["window"], self.cache[layer].window) if w is not None]

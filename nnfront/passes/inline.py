@@ -91,7 +91,7 @@ class _Inlining(Knowing):
         self.values[binding.var] = value
         if isinstance(value, FunctionCall) and value.function in self.chosen:
             return self._body(binding, value)
-        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+        return (binding.with_value(value),)
 
     def _body(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:
         callee = self.functions[call.function]

@@ -32,7 +32,18 @@ from __future__ import annotations
 from math import prod
 
 from nnfront import ops
-from nnfront.ir import Binding, Call, FunctionBuilder, IRModule, Names, TensorType, Tuple, Var, walk_bindings
+from nnfront.ir import (
+    Binding,
+    Call,
+    FunctionBuilder,
+    IRModule,
+    Names,
+    TensorType,
+    Tuple,
+    Var,
+    tensor_type,
+    walk_bindings,
+)
 from nnfront.passes.base import module_pass
 from nnfront.passes.inline import inline
 from nnfront.passes.quantizing.reads import find_reads, taken
@@ -82,12 +93,11 @@ def _given(binding: Binding) -> Var | None:
 
 
 def _moments(builder: FunctionBuilder, given: Var) -> Var:
-    assert isinstance(given.type, TensorType)
-    inputs = given.type.shape[-1]
+    *rows, inputs = tensor_type(given).shape
     assert isinstance(inputs, int)
     size = block_of(inputs)
     wide = builder.call(ops.astype, given, dtype="float32")
-    shape = (prod(given.type.shape[:-1]), inputs // size, size)
+    shape = (prod(rows), inputs // size, size)
     blocks = builder.call(ops.reshape, wide, shape=shape)
     columns = builder.call(ops.permute_dims, blocks, axes=(1, 2, 0))
     return builder.call(ops.matmul, columns, builder.call(ops.permute_dims, blocks, axes=(1, 0, 2)))

@@ -294,9 +294,7 @@ class _Outlining:
     def _inner(self, binding: Binding) -> Binding:
         value = binding.value
         if isinstance(value, If):
-            then, otherwise = self._block(value.then), self._block(value.otherwise)
-            if then is not value.then or otherwise is not value.otherwise:
-                return Binding(binding.var, If(value.condition, then, otherwise), binding.provenance)
+            return binding.with_value(map_expr(value, lambda atom: atom, self._block))
         return binding
 
 

@@ -78,6 +78,7 @@ from nnfront.ir import (
     TensorType,
     Var,
     WeightLayout,
+    tensor_type,
 )
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
@@ -214,14 +215,14 @@ def _gated(plain: WeightLayout) -> WeightLayout:
 
 def _exchange(builder: FunctionBuilder, x: Var, *, is_apart: bool, axis: int = 0) -> Var:
     """Have rows alternate that are in two halves, [2 F, ...] with gate above up, or put such rows apart again."""
-    assert isinstance(x.type, TensorType)
-    before, size, after = x.type.shape[:axis], x.type.shape[axis], x.type.shape[axis + 1 :]
+    shape = tensor_type(x).shape
+    before, size, after = shape[:axis], shape[axis], shape[axis + 1 :]
     assert isinstance(size, int)
     parts = (size // 2, 2) if is_apart else (2, size // 2)
     apart = builder.call(ops.reshape, x, shape=(*before, *parts, *after))
     axes = (*range(axis), axis + 1, axis, *range(axis + 2, axis + 2 + len(after)))
     swapped = builder.call(ops.permute_dims, apart, axes=axes)
-    return builder.call(ops.reshape, swapped, shape=x.type.shape)
+    return builder.call(ops.reshape, swapped, shape=shape)
 
 
 _interleave, _apart = partial(_exchange, is_apart=False), partial(_exchange, is_apart=True)
@@ -264,8 +265,7 @@ def _int4(format: QuantFormat) -> Packing | None:
         builder: FunctionBuilder, nibbles: Var, parts: tuple[int, ...], axes: tuple[int, ...], last: int
     ) -> Var:
         """Reorder the nibbles of each group; `last` is the axis of the four neighbours afterwards."""
-        assert isinstance(nibbles.type, TensorType)
-        rows, depth = nibbles.type.shape
+        rows, depth = tensor_type(nibbles).shape
         grouped = builder.call(ops.reshape, nibbles, shape=(rows, -1, *parts))
         moved = builder.call(ops.permute_dims, grouped, axes=axes)
         chosen = builder.call(ops.take, moved, constant(torch.tensor(ORDER)), axis=last)
@@ -335,7 +335,7 @@ class _Packer(Mutator):
                 self._stored(arg, name, packing, binding, bindings) if name in wanted else self.atom(arg)
             )
         new = FunctionCall(self.made[call.function].name, tuple(args))
-        return [*bindings, Binding(binding.var, new, binding.provenance)]
+        return [*bindings, binding.with_value(new)]
 
     def _stored(
         self, arg: Atom, name: str, packing: _Packing, binding: Binding, bindings: list[Binding]

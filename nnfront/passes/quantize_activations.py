@@ -35,9 +35,9 @@ from nnfront.ir import (
     Function,
     IRModule,
     Mutator,
-    TensorType,
     Var,
     canonical_call,
+    tensor_type,
     walk_bindings,
 )
 from nnfront.ops.linear_int8 import INTEGERS
@@ -104,8 +104,7 @@ class _Product:
         """Why its activations stay as they are."""
         if self.is_rounded:
             return ""
-        x = self.call.args[0]
-        assert x is not None and isinstance(x.type, TensorType)
+        dtype = tensor_type(self.call.args[0]).dtype
         if self.call.op is not ops.linear:
             return "experts"
         if self.format is None:
@@ -114,11 +113,10 @@ class _Product:
             return f"weights in {self.format}"
         if self.call.attrs.get("out_dtype") is not None:
             return "its result has a dtype of its own"
-        scales = self.stored[1]
-        assert scales is not None and isinstance(scales.type, TensorType)
-        if scales.type.dtype not in (x.type.dtype, "float32"):
-            return f"scales are {scales.type.dtype}"
-        return refuses(self.format, x.type.dtype)
+        scales = tensor_type(self.stored[1])
+        if scales.dtype not in (dtype, "float32"):
+            return f"scales are {scales.dtype}"
+        return refuses(self.format, dtype)
 
 
 def _products(ir: IRModule) -> Iterator[_Product]:
@@ -151,9 +149,8 @@ def _stored(call: Call, made: Mapping[Var, object]) -> tuple[QuantFormat, tuple[
     elements, packing = codes, None
     if isinstance(source, Call) and source.op is ops.unpack_int4:
         elements, packing = source.args[0], ops.unpack_int4.full_attrs(source.attrs)["axis"]
-    assert codes is not None and isinstance(codes.type, TensorType)
     format = recognise(
-        codes.type.dtype,
+        tensor_type(codes).dtype,
         packing=packing,
         group_size=attrs["group_size"],
         symmetric=call.args[2] is None,
@@ -180,4 +177,4 @@ class _Rounding(Mutator):
         x, _, bias = value.args
         attrs = {"format": product.format.name, "group_size": product.format.group_size}
         call = canonical_call(ops.linear_int8, (x, *product.stored, bias), attrs)
-        return list(super().binding(Binding(binding.var, call, binding.provenance)))
+        return list(super().binding(binding.with_value(call)))

@@ -53,6 +53,7 @@ from nnfront.ir import (
     TensorType,
     Var,
     canonical_call,
+    tensor_type,
     walk_bindings,
 )
 from nnfront.ops.encoded import Encoded
@@ -87,9 +88,9 @@ def quantize_weights(
     if moments:  # which are of one weight each, where a function of several layers has one for all
         ir = inline.rewrite(ir, [f.name for f in ir.functions if f.kind == "private"])
     variants = _Variants(ir, moments)
-    for method in ir.methods:
-        variants.function(method, chosen[method.name])
-    return ir.with_functions(variants.functions())
+    methods = {method.name: variants.function(method, chosen[method.name]) for method in ir.methods}
+    private = ((name, f) for (name, _), f in variants.made.items() if name not in methods)
+    return ir.with_versions(methods, private)
 
 
 @quantize_weights.reports
@@ -135,19 +136,10 @@ class _Variants:
             self.counts[function.name] = sum(len(taken(value)) for value in values) + inside
         return self.counts[function.name]
 
-    def functions(self) -> Iterator[Function]:
-        """Yield all functions in the order of the module."""
-        variants: dict[str, list[Function]] = {}
-        for (name, _), function in self.made.items():
-            variants.setdefault(name, []).append(function)
-        for function in self.ir.functions:
-            yield from variants.get(function.name, [function])
-
 
 def _group(format: QuantFormat, weight: Var) -> int | None:
     """The size of groups, one for each output being said as one of all inputs where None would be the size of the format."""
-    assert isinstance(weight.type, TensorType)
-    depth = weight.type.shape[-1]
+    depth = tensor_type(weight).shape[-1]
     assert isinstance(depth, int)
     return format.group_size or (depth if FORMATS[format.name].group_size else None)
 
@@ -178,12 +170,8 @@ class _Quantizing(Mutator):
         call = binding.value
         if isinstance(call, FunctionCall):
             name = self.variants.called(call.function, self.formats)
-            new = (
-                binding
-                if name == call.function
-                else Binding(binding.var, FunctionCall(name, call.args), binding.provenance)
-            )
-            return super().binding(new)
+            called = call if name == call.function else FunctionCall(name, call.args)
+            return super().binding(binding.with_value(called))
         wanted = [(operand, next(self.formats)) for operand in taken(call)]
         if not any(each for _, each in wanted):
             return super().binding(binding)
@@ -193,23 +181,19 @@ class _Quantizing(Mutator):
             ((table, each),) = wanted
             places = call.args[1]
             assert isinstance(table, Var) and each is not None and places is not None
-            assert isinstance(table.type, TensorType)
-            found = self._stored(builder, table, each).rows(builder, places).dense(builder, table.type.dtype)
+            rows = self._stored(builder, table, each).rows(builder, places)
+            found = rows.dense(builder, tensor_type(table).dtype)
             *bindings, last = builder.finish(found).bindings
-            return [*bindings, Binding(binding.var, last.value, binding.provenance)]
+            return [*bindings, binding.with_value(last.value)]
         read: dict[Var, Var] = {}
         for weight, each in wanted:
             if each is not None:
                 assert isinstance(weight, Var)
                 read[weight] = self._dequantized(builder, self._matrix(builder, weight, call), each)
         args = tuple([read.get(arg, arg) if isinstance(arg, Var) else arg for arg in call.args])
-        new_call = (
-            Call(ops.linear, (*args, None), call.attrs)
-            if call.op is ops.matmul
-            else Call(call.op, args, call.attrs)
-        )
-        made = builder.finish(binding.var).bindings
-        return [*made, Binding(binding.var, new_call, binding.provenance)]
+        is_matmul = call.op is ops.matmul
+        new = Call(ops.linear, (*args, None), call.attrs) if is_matmul else Call(call.op, args, call.attrs)
+        return [*builder.finish(binding.var).bindings, binding.with_value(new)]
 
     def _matrix(self, builder: FunctionBuilder, weight: Var, call: Call) -> Var:
         """The weight in the order [outputs, inputs]."""
@@ -221,16 +205,15 @@ class _Quantizing(Mutator):
 
     def _dequantized(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Var:
         """The weight after it has been stored and read back."""
-        assert isinstance(weight.type, TensorType)
         if weight not in self.read:
-            self.read[weight] = self._stored(builder, weight, wanted).dense(builder, weight.type.dtype)
+            stored = self._stored(builder, weight, wanted)
+            self.read[weight] = stored.dense(builder, tensor_type(weight).dtype)
         return self.read[weight]
 
     def _stored(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Encoded:
         """The weight as it is stored, under names that begin with its own."""
         if weight in self.stored:
             return self.stored[weight]
-        assert isinstance(weight.type, TensorType)
         format = wanted.format
         names = [f"{weight.name}.{part}" for part in format.parts]
         if format.shared_outputs != 1:
@@ -243,7 +226,7 @@ class _Quantizing(Mutator):
             hints = ["quantize", *names[1:]] if format.packing is not None else names
             parts = [builder.emit(Projection(found, i), hint) for i, hint in enumerate(hints)]
             if format.packing is not None:
-                packed = canonical_call(ops.pack_int4, parts[:1], {"axis": weight.type.ndim - 1})
+                packed = canonical_call(ops.pack_int4, parts[:1], {"axis": tensor_type(weight).ndim - 1})
                 parts[0] = builder.emit(packed, names[0])
         self.derived += [part.name for part in parts]
         stored = replace(format, group_size=_group(format, weight))
@@ -252,7 +235,6 @@ class _Quantizing(Mutator):
 
     def _rounded(self, builder: FunctionBuilder, weight: Var, wanted: Wanted, name: str = "") -> Var:
         """The weight in its format: blocks under the name, or all of its parts."""
-        assert isinstance(weight.type, TensorType)
         format = wanted.format
         args: list[Var | Param | None] = [weight]
         attrs: dict[str, Any] = {"format": format.name}
@@ -263,7 +245,7 @@ class _Quantizing(Mutator):
             op = ops.quantize_calibrated
             args += [self._moments(wanted.moments), None]
         elif format.block is None:
-            attrs |= {"axis": weight.type.ndim - 1, "fit": format.fit}
+            attrs |= {"axis": tensor_type(weight).ndim - 1, "fit": format.fit}
         return builder.emit(canonical_call(op, args, attrs), name)
 
     def _moments(self, name: str) -> Param:

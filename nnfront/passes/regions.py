@@ -22,7 +22,7 @@ from typing import Any
 
 from nnfront import ops
 from nnfront.dims import same
-from nnfront.ir import Call, TensorType
+from nnfront.ir import Call, TensorType, tensor_type
 from nnfront.passes.patterns import Either, Match, Part, Pattern, Tree, apply, field, optional
 from nnfront.quant_format import FORMATS, QuantFormat, recognise
 
@@ -57,9 +57,7 @@ def _product(weight: Part, x: Part = "x") -> Either:
 
 def _normalises_rows(call: Call) -> bool:
     x, _, *bias = call.args
-    assert x is not None
-    assert isinstance(x.type, TensorType)
-    return call.attrs["axes"] == (x.type.ndim - 1,) and not any(bias)
+    return call.attrs["axes"] == (tensor_type(x).ndim - 1,) and not any(bias)
 
 
 _NORMALISED = apply(ops.rms_norm, "x", "norm_weight", keeps={"epsilon": "epsilon"}, where=_normalises_rows)

@@ -26,7 +26,18 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from nnfront import ops
-from nnfront.ir import Binding, Function, IRModule, Mutator, Names, Param, TensorType, Var, canonical_call
+from nnfront.ir import (
+    Binding,
+    Function,
+    IRModule,
+    Mutator,
+    Names,
+    Param,
+    TensorType,
+    Var,
+    canonical_call,
+    tensor_type,
+)
 from nnfront.ops.collective import RANK, Blocks
 from nnfront.passes.base import module_pass
 
@@ -50,9 +61,9 @@ def _cut(function: Function, shards: Mapping[str, Shard], world: int) -> Functio
     head, whole = list[Binding](), dict[Var, Param]()
     for part in cut:
         axis, size, blocks = shards[part.name]
-        assert isinstance(part.type, TensorType)
-        shape = (*part.type.shape[:axis], size, *part.type.shape[axis + 1 :])
-        whole[part] = Param(part.name, TensorType(shape, part.type.dtype), "weight")
+        own = tensor_type(part)
+        type = TensorType((*own.shape[:axis], size, *own.shape[axis + 1 :]), own.dtype)
+        whole[part] = Param(part.name, type, "weight")
         attrs = {"axis": axis, "world": world, "blocks": blocks}
         call = canonical_call(ops.shard, (whole[part], rank), attrs)
         rewriting.replaced[part] = var = Var(names.unique(f"{part.name}.part"), part.type)

@@ -217,7 +217,7 @@ def _relabelled(variant: Function, entered: Mapping[str, Conditions]) -> Functio
             value = binding.value
             if isinstance(value, Call) and value.op is ops.enter_case and value.attrs["case"] in entered:
                 call = Call(value.op, (), {"case": case_text(entered[value.attrs["case"]])})
-                return (Binding(binding.var, call, binding.provenance),)
+                return (binding.with_value(call),)
             return super().binding(binding)
 
     return Relabel().function(variant)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from nnfront import ops
-from nnfront.ir import Binding, Call, Function, FunctionCall, IRModule, TensorType, Var
+from nnfront.ir import Binding, Call, Function, FunctionCall, IRModule, TensorType, Var, tensor_type
 
 _ALIKE = (ops.add, ops.multiply, ops.astype)
 """Ops whose result has the features of an operand, in their order."""
@@ -65,14 +65,13 @@ def _axis_after(call: Call, known: Mapping[Var, tuple[str, int]]) -> int | None:
     """Along which axis the result has a weight's outputs; None if it has them no more as they were."""
     axes = {i: known[arg][1] for i, arg in enumerate(call.args) if isinstance(arg, Var) and arg in known}
     place, axis = next(iter(axes.items()))
-    operand = call.args[place]
-    assert isinstance(operand, Var) and isinstance(operand.type, TensorType)
+    operand = tensor_type(call.args[place])
     first = call.args[0]
     ndim = first.type.ndim if isinstance(first, Var) and isinstance(first.type, TensorType) else 0
     if call.op is ops.linear:
         return ndim - 1 if 1 in axes and axes[1] == 0 else None
     if call.op is ops.matmul:
-        return ndim - 1 if 1 in axes and axes[1] == operand.type.ndim - 1 else None
+        return ndim - 1 if 1 in axes and axes[1] == operand.ndim - 1 else None
     if call.op is ops.permute_dims:
         order = call.op.full_attrs(call.attrs)["axes"]
         return None if order is None else list(order).index(axis)
@@ -80,5 +79,5 @@ def _axis_after(call: Call, known: Mapping[Var, tuple[str, int]]) -> int | None:
         others = [
             arg.type.ndim for arg in call.args if isinstance(arg, Var) and isinstance(arg.type, TensorType)
         ]
-        return max(others) - operand.type.ndim + axis
+        return max(others) - operand.ndim + axis
     return None

@@ -93,7 +93,7 @@ class _Transposing(Mutator):
         if weight not in self.known:
             self.known[weight] = transposed(builder, weight, self.made)
         new = Call(ops.linear, (x, self.known[weight], None), call.attrs)
-        return [*builder.finish(self.known[weight]).bindings, Binding(binding.var, new, binding.provenance)]
+        return [*builder.finish(self.known[weight]).bindings, binding.with_value(new)]
 
     def _is_weight(self, right: Atom | None) -> bool:
         return (

@@ -147,19 +147,16 @@ class _Rewrite:
         known, impure = self.scope.known, self.splitter.analyzer.impure
         result = self.atom(block.result)
         bindings: list[Binding] = []
-        is_same = result is block.result
         for binding in reversed(block.bindings):
             if binding.var not in self.needs and (
                 binding.var in known or not is_alive(binding, self.needs, impure)
             ):
-                is_same = False
                 continue
             value = self.expr(binding)
-            if value is not binding.value:
-                is_same = False
-                binding = Binding(binding.var, value, binding.provenance)
-            bindings.append(binding)
-        return block if is_same else Block(tuple(reversed(bindings)), result)
+            bindings.append(binding.with_value(value))
+        bindings.reverse()
+        is_same = result is block.result and are_same(bindings, block.bindings)
+        return block if is_same else Block(tuple(bindings), result)
 
     def expr(self, binding: Binding) -> Expr:
         """Rewrite the operands of an expression."""

@@ -17,6 +17,7 @@ from nnfront.ir import (
     Op,
     TensorType,
     Var,
+    tensor_type,
     variables_of,
     walk_bindings,
 )
@@ -67,8 +68,7 @@ class Read:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """[outputs, inputs], or [experts, outputs, inputs]; None if the checkpoint says its sizes."""
-        assert self.weight is not None and isinstance(self.weight.type, TensorType)
-        sizes = self.weight.type.static_shape
+        sizes = tensor_type(self.weight).static_shape
         return sizes[::-1] if sizes is not None and self.is_transposed else sizes
 
 
@@ -161,8 +161,7 @@ class _Method:
         weight = parts[0] if parts else weight
         key = self._key(weight)
         paths[key] = None
-        assert isinstance(weight.type, TensorType)
-        self.found.types.setdefault(key, weight.type)
+        self.found.types.setdefault(key, tensor_type(weight))
         if parts:
             types = (part.type for part in parts)
             self.found.stored[key] = sum(t.size_bytes or 0 for t in types if isinstance(t, TensorType))
@@ -173,8 +172,7 @@ class _Method:
             return "embedding"
         if call.op is ops.moe_mlp:
             return "experts"
-        assert isinstance(binding.var.type, TensorType)
-        outputs = binding.var.type.shape[-1]
+        outputs = tensor_type(binding.var).shape[-1]
         module = "" if binding.provenance is None else binding.provenance.module
         if binding.var in self.last and (
             module.rpartition(".")[2] in HEADS or (isinstance(outputs, int) and outputs in self.tables)

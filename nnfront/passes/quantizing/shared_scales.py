@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from nnfront import ops
-from nnfront.ir import FunctionBuilder, Param, Projection, TensorType, Var, canonical_call
+from nnfront.ir import FunctionBuilder, Param, Projection, Var, canonical_call, tensor_type
 from nnfront.quant_format import QuantFormat
 
 
@@ -23,8 +23,9 @@ def with_shared_scales(
     moments: Param | None = None,
 ) -> list[Var]:
     """Emit elements and scales of a weight [..., outputs, inputs] in a format, under these names: [..., outputs, inputs] and [..., outputs, groups]."""
-    assert isinstance(weight.type, TensorType) and weight.type.static_shape is not None
-    *stack, outputs, inputs = weight.type.static_shape
+    shape = tensor_type(weight).static_shape
+    assert shape is not None
+    *stack, outputs, inputs = shape
     rows, columns = format.shared_outputs or outputs, format.group_size or inputs
     missing, count = -outputs % rows, len(stack)
     whole, filled = (*stack, outputs + missing, inputs), weight

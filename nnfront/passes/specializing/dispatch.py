@@ -19,11 +19,11 @@ from nnfront.ir import (
     Param,
     Scalar,
     ScalarType,
-    TensorType,
     Var,
     branch,
     canonical_call,
     substitute_type,
+    tensor_type,
 )
 from nnfront.passes.specializing.variant import known_value
 
@@ -104,14 +104,14 @@ class Dispatch:
         builder = self.builder
         differences: list[Atom] = []
         for param, value in [(self.params[given.name], value) for given in tensors for value in given.values]:
-            assert isinstance(param.type, TensorType)
             expected: Atom = Scalar(0)
             if isinstance(value, Causal):
                 expected = known_value(param.type, value, lambda call, type: builder.emit(call, type=type))
             elif not isinstance(value, Zeros):
                 expected = Scalar(value)
             differs = builder.call(ops.not_equal, param, expected)
-            differences.append(builder.call(ops.any, differs) if param.type.shape else differs)
+            has_axes = tensor_type(param).shape
+            differences.append(builder.call(ops.any, differs) if has_axes else differs)
         return self._within(differences, [(0, 0, None)] * len(differences), name)
 
     def _within(self, operands: Sequence[Atom], ranges: Sequence[tuple[Any, ...]], name: str) -> Var:
