@@ -75,7 +75,7 @@ class Session(Mapping[str, Method]):
         ):
             pass  # what one has learned may tell more to another, and is to be checked against all
         numbers = {symbol: number for symbol, (number, _) in self._known.items()}
-        self._held = SessionWeights(Layout(program, results, numbers), weights, results)
+        self._current = SessionWeights(Layout(program, results, numbers), weights, results)
         self._loaded_methods = LoadedMethods()
         self._ahead = kernels
         self.kernels = None if kernels is None else self.backend.launcher(kernels, self.device)
@@ -94,7 +94,7 @@ class Session(Mapping[str, Method]):
     @property
     def weights(self) -> Mapping[str, Any]:
         """All that the session holds, by name: weights as they are, and results of transforms."""
-        return self._held.weights
+        return self._current.weights
 
     def __getitem__(self, name: str) -> Method:
         method = self._methods.get(name)
@@ -125,14 +125,14 @@ class Session(Mapping[str, Method]):
         """
         with self._updating:
             with self.backend.upload(self.program.target) as send:
-                renewed = renew(self._held, weights, self.sources, cast=cast, send=send)
+                renewed = renew(self._current, weights, self.sources, cast=cast, send=send)
             loaded = dict(self._loaded_methods.loaded)
             for name, method in self._methods.items():
                 results = renewed.results.get(method.program.transform or "", {})
                 changed: Values = {"weight": renewed.raw, "transformed": results}
                 if any(w.name in changed.get(w.role, {}) for w in method.program.weights):
                     loaded[name] = method.with_weights(changed)
-            before, self._held = self._held, renewed.held
+            before, self._current = self._current, renewed.current
             self._loaded_methods.loaded = loaded
         return tuple(n for n, value in self.weights.items() if value is not before.weights[n])
 
@@ -153,8 +153,8 @@ class Session(Mapping[str, Method]):
                 "this session was made without its IR, so it cannot be saved",
                 help="make it with nnfront.compile(ir).load(...)",
             )
-        held = self._held
-        values = {"": held.raw, **held.results}
+        current = self._current
+        values = {"": current.raw, **current.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
         draws = self.extras.text is not None
         kernels = (
@@ -180,7 +180,7 @@ class Session(Mapping[str, Method]):
         Raises LoadError that lists weights that cannot be had back (quantised ones), and if the folder cannot be written.
         """
         return export_checkpoint(
-            self._held,
+            self._current,
             self.sources,
             Path(folder),
             shard_bytes=shard_bytes,

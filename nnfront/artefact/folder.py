@@ -49,7 +49,7 @@ _FOREIGN = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 class ArtefactFiles:
     """An artefact that was found whole: its folder, held open, its manifest, the text of its program, its tensors and its compiled kernels."""
 
-    held: Folder
+    home: Folder
     manifest: Manifest
     program: str
     tensors: Checkpoint
@@ -60,16 +60,16 @@ class ArtefactFiles:
     @property
     def folder(self) -> Path:
         """Where it is, or was if another has taken its place."""
-        return self.held.path
+        return self.home.path
 
     @property
     def copies(self) -> tuple[File, ...]:
         """The files that were copied into it."""
-        return tuple(File(self.held, name) for name in self.manifest.files if not _is_ours(name))
+        return tuple(File(self.home, name) for name in self.manifest.files if not _is_ours(name))
 
     def close(self) -> None:
         """Close all files but the copies, when their content has been taken."""
-        self.held.close(name for name in self.manifest.files if _is_ours(name))
+        self.home.close(name for name in self.manifest.files if _is_ours(name))
 
 
 def write_artefact(
@@ -131,48 +131,48 @@ def read_artefact(folder: str | Path, *, verify: bool = True, rank: int = 0) -> 
     before they are used. Without it only their sizes and headers are checked.
     If it is replaced meanwhile, this is the one or the other. Raises LoadError that lists what is wrong.
     """
-    held = _held(Path(folder))
-    manifest = read_manifest(held)
-    damage = find_damage(held, manifest, weights="sizes")
+    home = _opened(Path(folder))
+    manifest = read_manifest(home)
+    damage = find_damage(home, manifest, weights="sizes")
     if damage and verify:
-        damage = find_damage(held, manifest, weights="quick")
-    raise_if_damaged(held.path, damage)
-    memory = _mapped(held, manifest)
+        damage = find_damage(home, manifest, weights="quick")
+    raise_if_damaged(home.path, damage)
+    memory = _mapped(home, manifest)
     try:
-        program = held.read(PROGRAM).decode("utf-8")
+        program = home.read(PROGRAM).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise LoadError(f"{held.path / PROGRAM} cannot be read: {error}") from None
+        raise LoadError(f"{home.path / PROGRAM} cannot be read: {error}") from None
     try:
-        tensors = Checkpoint(held.path / _INDEX, folder=held, memory=memory)
+        tensors = Checkpoint(home.path / _INDEX, folder=home, memory=memory)
     except LoadError:
         if verify:  # a header that is damaged is one of a file that is
-            _comparing(held, manifest, memory)()
+            _comparing(home, manifest, memory)()
         raise
     strange = [file.name for file in tensors.files if file.name not in manifest.files]
     if strange:
-        raise LoadError(f"{held.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
+        raise LoadError(f"{home.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
     if manifest.ranks > 1:
         used = {info.file for name, info in tensors.infos.items() if is_for(name, rank)}
         memory = {file: mapped for file, mapped in memory.items() if file in used}
-    check_weights = _comparing(held, manifest, memory) if verify else lambda: None
-    return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest), check_weights)
+    check_weights = _comparing(home, manifest, memory) if verify else lambda: None
+    return ArtefactFiles(home, manifest, program, tensors, read_kernels(home, manifest), check_weights)
 
 
 def check_files(folder: str | Path) -> list[str]:
     """Compare every byte with the SHA-256s and return what is wrong, a line for each problem. Raises LoadError for a manifest that cannot be read."""
-    held = _held(Path(folder))
-    return find_damage(held, read_manifest(held), weights="full")
+    home = _opened(Path(folder))
+    return find_damage(home, read_manifest(home), weights="full")
 
 
-def _held(place: Path) -> Folder:
+def _opened(place: Path) -> Folder:
     """Open a folder and all its files; again, if another one has taken its place before all were open."""
     for _ in range(_ATTEMPTS):
-        held = Folder(place)
-        for name in (MANIFEST, *_contents(held)):
+        home = Folder(place)
+        for name in (MANIFEST, *_contents(home)):
             with contextlib.suppress(LoadError):  # it is said when it is read, if it is
-                held.open(name)
-        if held.is_current:
-            return held
+                home.open(name)
+        if home.is_current:
+            return home
     raise LoadError(f"{place} is replaced by others again and again", help="load it when they are done")
 
 
@@ -240,15 +240,15 @@ def check_replaceable(folder: Path) -> None:
     """Raise LoadError unless a folder holds an artefact and nothing besides, so that nothing else is lost with it."""
     choose = "choose another place, or remove it first"
     try:
-        held = Folder(folder)
-        manifest = read_manifest(held)
+        home = Folder(folder)
+        manifest = read_manifest(home)
     except LoadError as error:
         raise LoadError(
             f"{folder} is there already and is not an artefact of this nnfront",
             details=[error.what],
             help=choose,
         ) from None
-    others = sorted(name for name in _contents(held) if name not in manifest.files)
+    others = sorted(name for name in _contents(home) if name not in manifest.files)
     if others:
         raise LoadError(
             f"{folder} is there already and holds more than an artefact: {', '.join(others[:5])}", help=choose

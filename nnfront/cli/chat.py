@@ -83,21 +83,21 @@ def main(args: argparse.Namespace) -> int:
 
 def _lines() -> Iterator[str]:
     """What is typed: a line, or several of which all but the last end with a backslash."""
-    held: list[str] = []
+    typed: list[str] = []
     while True:
         try:
-            line = input("... " if held else "> ")
+            line = input("... " if typed else "> ")
         except EOFError:
             print(file=sys.stderr)
             return
         except KeyboardInterrupt:
             print("\n/exit or Ctrl-D ends", file=sys.stderr)
-            held.clear()
+            typed.clear()
             continue
-        held.append(line.removesuffix("\\"))
+        typed.append(line.removesuffix("\\"))
         if not line.endswith("\\"):
-            text = "\n".join(held)
-            held.clear()
+            text = "\n".join(typed)
+            typed.clear()
             if text.strip():
                 yield text
 

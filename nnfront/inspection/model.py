@@ -70,7 +70,7 @@ def inspect_model(
             Path(path),
             executable,
             files.tensors,
-            _config(files.held),
+            _config(files.home),
             places,
             files.manifest.orders,
             files.kernels,

@@ -38,7 +38,7 @@ def calibrate(
     """
     model = compile_folder(path, dtype=dtype, model_file=model_file, moments=True)
     assert model.text is not None
-    ids = torch.tensor(tokenizer_of(model.held).encode(text), dtype=torch.int64)[:MOST_TOKENS]
+    ids = torch.tensor(tokenizer_of(model.folder).encode(text), dtype=torch.int64)[:MOST_TOKENS]
     if not len(ids):
         raise RunError("the text to calibrate on has no tokens")
     session = model.executable.load(model.checkpoint, ignored=ignored, cast=dtype is not None)

@@ -19,7 +19,7 @@ from nnfront.errors import LoadError
 from nnfront.ir import FunctionBuilder, IRModule
 from nnfront.llm.comparison import Comparison, Reference
 from nnfront.llm.folder_files import CONFIG
-from nnfront.llm.hf_folder import CompiledFolder, held_in
+from nnfront.llm.hf_folder import CompiledFolder, stored_tensors
 from nnfront.llm.model_files import Architecture
 from nnfront.ops.encoded import Encoded
 from nnfront.quantized import KEYS, Formula, quantization_of
@@ -70,7 +70,7 @@ def stored_weights(
     if quantization is None:
         return Dequantised(checkpoint, weights, {})
     module = architecture.export(config, checkpoint.infos)
-    return Dequantised(checkpoint, weights, quantization.formulas(module, held_in(checkpoint)))
+    return Dequantised(checkpoint, weights, quantization.formulas(module, stored_tensors(checkpoint)))
 
 
 def run_dequantised(

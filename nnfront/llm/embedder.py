@@ -39,8 +39,8 @@ class Embedder:
     """
 
     def __init__(self, session: Session, model: CompiledFolder, path: Path) -> None:
-        self.session, self.config, self.files, self.path = session, model.config, model.held, path
-        self.pooling, self.is_normalised = _pooling_of(model.held)
+        self.session, self.config, self.files, self.path = session, model.config, model.folder, path
+        self.pooling, self.is_normalised = _pooling_of(model.folder)
         self._method = session["hidden" if self.pooling == "cls" else "mean"]
         arguments = self._method.program.arguments
         self._takes_types = len(arguments) == 3

@@ -68,9 +68,9 @@ def _in_cache(name: str) -> Path:
             help="pip install 'nnfront[hub]', or give the path of a Hugging Face folder, of a GGUF file, or of an artefact",
         ) from None
     try:
-        held = Path(snapshot_download(name, local_files_only=True))
-        if _is_whole(held):
-            return held
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if _is_whole(cached):
+            return cached
     except LocalEntryNotFoundError:
         pass
     try:

@@ -29,7 +29,7 @@ from nnfront.llm.unmerged import NO_ADAPTERS, Adapters, keep_adapters, open_name
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.passes.quantizing.budget import candidates, measure, open_weights, within
 from nnfront.passes.quantizing.scheme import scheme_of
-from nnfront.quantized import Held, StoredReport, quantization_of
+from nnfront.quantized import StoredReport, StoredTensors, quantization_of
 from nnfront.weights import Checkpoint
 
 SMALL_BYTES = 1 << 20
@@ -74,7 +74,7 @@ class CompiledFolder:
     executable: Executable
     config: Any
     checkpoint: Checkpoint
-    held: Folder
+    folder: Folder
     text: TextModel | None
     lacks: tuple[str, ...] = ()
     quantized: QuantizeReport | None = None
@@ -85,7 +85,7 @@ class CompiledFolder:
     @property
     def extras(self) -> Extras:
         """What an artefact of it has besides the program and the weights."""
-        return Extras(self.text, tuple(File(self.held, name) for name in _COPIED if self.held.has(name)))
+        return Extras(self.text, tuple(File(self.folder, name) for name in _COPIED if self.folder.has(name)))
 
 
 def open_folder(path: str | Path) -> Folder:
@@ -136,17 +136,17 @@ def _derived(
     quantization = quantization_of(hf_config)
     if quantization is None or checkpoint is None:
         return module, None
-    return quantization.derive(module, held_in(checkpoint), backend_of(target))
+    return quantization.derive(module, stored_tensors(checkpoint), backend_of(target))
 
 
-def held_in(checkpoint: Checkpoint) -> Held:
+def stored_tensors(checkpoint: Checkpoint) -> StoredTensors:
     """A checkpoint's tensors as readers of quantised weights ask for them; those that describe others are read, if the data are there."""
 
     def read(name: str) -> bytes | None:
         info = checkpoint.info(name)
         return b"".join(map(bytes, checkpoint.blocks(name))) if info.size_bytes <= SMALL_BYTES else None
 
-    return Held(checkpoint.infos, None if checkpoint.headers_only else read)
+    return StoredTensors(checkpoint.infos, None if checkpoint.headers_only else read)
 
 
 def compile_folder(

@@ -142,8 +142,8 @@ class LLM:
         )
         phases.end("load")
         # Weights are mapped, or made of what was read.
-        model.held.close(file.name for file in model.checkpoint.files)
-        llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
+        model.folder.close(file.name for file in model.checkpoint.files)
+        llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.folder)
         llm.quantized, llm.stored, llm.ranks = model.quantized, model.stored, ranks
         llm.adapters = model.adapters
         return llm
@@ -378,6 +378,6 @@ def _from_artefact(folder: Path, device: str, kv_quant: str | None, given: Mappi
     phases.end("read")
     session = session_on(files, device, ranks)
     phases.end("load")
-    llm = LLM(session, text, text, folder, phases, kv_quant, files.held)
+    llm = LLM(session, text, text, folder, phases, kv_quant, files.home)
     llm.ranks = ranks
     return llm

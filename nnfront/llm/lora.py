@@ -265,8 +265,10 @@ class Merging:
         if len(shape) != 2:
             self.problem(b, f"{weight!r} has {len(shape)} axes, expected 2")
             return
-        turned_sizes = (info(b).shape[:1], info(a).shape[1:]) == (shape[1:], shape[:1])
-        is_transposed = is_rows or (turned_sizes and (shape[0] != shape[1] or adapter.config.is_transposed))
+        has_transposed_sizes = (info(b).shape[:1], info(a).shape[1:]) == (shape[1:], shape[:1])
+        is_transposed = is_rows or (
+            has_transposed_sizes and (shape[0] != shape[1] or adapter.config.is_transposed)
+        )
         outputs, inputs = reversed(shape) if is_transposed else shape
         why = f", for {weight!r} and a rank of {rank}"
         found_b = self.type(adapter, b, (outputs, rank), why)

@@ -26,7 +26,7 @@ from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.methods import DRAFT, EXTEND, STEP, Methods
 from nnfront.llm.parts import export_parts
 from nnfront.quantized import KEYS
-from nnfront.quantized.held import Stored
+from nnfront.quantized.stored import StoredTensor
 
 if TYPE_CHECKING:
     from nnfront.nn.module import Module
@@ -58,7 +58,7 @@ class Architecture:
     def export(
         self,
         config: Any,
-        stored: Mapping[str, Stored] | None = None,
+        stored: Mapping[str, StoredTensor] | None = None,
         ranks: int = 1,
         methods: Methods = Methods.SPEC,
     ) -> IRModule:
@@ -99,11 +99,11 @@ class Architecture:
             attrs["aliases"] = {**ir.aliases, **renamed}
         return IRModule(ir.functions, attrs)
 
-    def _built(self, config: Any, stored: Mapping[str, Stored] | None, methods: Methods) -> Module:
+    def _built(self, config: Any, stored: Mapping[str, StoredTensor] | None, methods: Methods) -> Module:
         model: Module = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
         return model
 
-    def _with_mtp(self, config: Any, stored: Mapping[str, Stored] | None) -> Module:
+    def _with_mtp(self, config: Any, stored: Mapping[str, StoredTensor] | None) -> Module:
         """The model with its head that guesses further tokens. Raises LoadError if there is none, in the file or among the tensors."""
         if not hasattr(self.file, "build_mtp"):
             raise LoadError(
@@ -126,7 +126,7 @@ class Architecture:
         self,
         config: Any,
         ranks: int,
-        stored: Mapping[str, Stored] | None = None,
+        stored: Mapping[str, StoredTensor] | None = None,
         methods: Methods = Methods.SPEC,
     ) -> tuple[Module, Plan]:
         """Return what each of so many ranks computes of the model, and what becomes of each weight. Raises LoadError where it does not divide."""
@@ -137,7 +137,7 @@ class Architecture:
             return divide(part, whole, ranks)
 
     @contextmanager
-    def _building(self, stored: Mapping[str, Stored] | None) -> Iterator[None]:
+    def _building(self, stored: Mapping[str, StoredTensor] | None) -> Iterator[None]:
         """Within it, a model is built, of not many times more tensors than there are."""
         # Here: an artefact loads without what authors need.
         from nnfront.nn.parameter import declaring_at_most

@@ -99,14 +99,14 @@ class Seq2Seq:
             phases.end("read")
             session = session_on(files, device)
             phases.end("load")
-            return Seq2Seq(session, files.held, path, phases, kv_quant)
+            return Seq2Seq(session, files.home, path, phases, kv_quant)
         model = compile_folder(path, device, dtype, model_file, phases, quant, lora)
         _check_methods(path, [method.name for method in model.executable.source.methods])
         session = load_part(
             model, ALONE, ignored=ignored, cast=dtype is not None, cache=cache, plan=plan, progress=progress
         )
         phases.end("load")
-        made = Seq2Seq(session, model.held, path, phases, kv_quant)
+        made = Seq2Seq(session, model.folder, path, phases, kv_quant)
         made.quantized, made.stored = model.quantized, model.stored
         return made
 

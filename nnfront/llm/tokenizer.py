@@ -172,27 +172,27 @@ def _until(pieces: Iterable[str], text: Stops) -> Iterator[str]:
             yield ready
         if text.found is not None:
             return
-    if text.held:
-        yield text.held
+    if text.pending:
+        yield text.pending
 
 
 class Stops:
-    """Text that comes in pieces, up to the first of the stop strings; `found` is that one, `held` what might be the beginning of one."""
+    """Text that comes in pieces, up to the first of the stop strings; `found` is that one, `pending` what might be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
-        self.held = ""
+        self.pending = ""
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
         """Return the text that is sure with one more piece."""
-        self.held += piece
-        places = [(at, stop) for stop in self._stops if (at := self.held.find(stop)) >= 0]
+        self.pending += piece
+        places = [(at, stop) for stop in self._stops if (at := self.pending.find(stop)) >= 0]
         if places:
             at, self.found = min(places)
         else:
-            at = len(self.held) - max((overlap(self.held, stop) for stop in self._stops), default=0)
-        ready, self.held = self.held[:at], self.held[at:]
+            at = len(self.pending) - max((overlap(self.pending, stop) for stop in self._stops), default=0)
+        ready, self.pending = self.pending[:at], self.pending[at:]
         return ready
 
 

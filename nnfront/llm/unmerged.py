@@ -66,9 +66,9 @@ def keep_adapters(
     names = dict.fromkeys(name for products, *_ in read for name in products)
     stacks = {name: _Stack([products.get(name) for products, *_ in read], types) for name in names}
     ranks = {name: stack.rank for name, stack in stacks.items()}
-    turned = [name for name, stack in stacks.items() if stack.is_transposed]
+    transposed = [name for name, stack in stacks.items() if stack.is_transposed]
     try:
-        module = add_adapters(ir, ranks, len(adapters), turned)
+        module = add_adapters(ir, ranks, len(adapters), transposed)
     except PassError as error:
         raise LoadError(str(error)) from None
     formulas = {f"{name}.{end}": f for name, stack in stacks.items() for end, f in stack.formulas().items()}

@@ -234,21 +234,21 @@ class Module:
         if isinstance(spec, Mapping) and "forward" in spec and type(self).forward is Module.forward:
             raise self._lacks_forward()
         specs = ModuleSpec.from_raw(spec, self)
-        held = _walk(self, "")
-        containers = _containers(item for _, item in held if isinstance(item, Module))
+        members = _walk(self, "")
+        containers = _containers(item for _, item in members if isinstance(item, Module))
         before = [(each, tuple(_parts(each))) for each in containers]
-        module = trace(self._tree(held, containers if share_layers else ()), specs)
+        module = trace(self._tree(members, containers if share_layers else ()), specs)
         if any(len(each) != len(parts) or not all(map(is_, _parts(each), parts)) for each, parts in before):
-            refuse_additions(held, _walk(self, ""), module)
+            refuse_additions(members, _walk(self, ""), module)
         verify(module)
         return module
 
-    def _tree(self, held: Iterable[tuple[str, Any]], sharing: Iterable[Items]) -> Tree:
+    def _tree(self, members: Iterable[tuple[str, Any]], sharing: Iterable[Items]) -> Tree:
         parameters: dict[str, Parameter] = {}
         aliases: dict[str, str] = {}
         names: dict[int, str] = {}
         effects: dict[str, Effect] = {}
-        for path, item in held:
+        for path, item in members:
             first = names.setdefault(id(item), path)
             if isinstance(item, Parameter):
                 other = parameters.get(aliases.get(path, path), item)

@@ -22,10 +22,10 @@ from nnfront.quantized.derive import derive_weights
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.gguf import gguf
 from nnfront.quantized.gptq import gptq
-from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.nvfp4 import modelopt
 from nnfront.quantized.report import StoredReport, StoredWeight
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors
 from nnfront.quantized.torchao import torchao
 from nnfront.quantized.uses import Takes
 
@@ -53,7 +53,7 @@ class Quantization:
     layout: Layout
     ignored: tuple[str, ...] = ()
 
-    def formulas(self, ir: IRModule, held: Held) -> dict[str, Formula]:
+    def formulas(self, ir: IRModule, stored: StoredTensors) -> dict[str, Formula]:
         """How each weight of a module that is quantised is made, by its name there."""
         formulas: dict[str, Formula] = {}
         others: dict[str, list[str]] = {}
@@ -63,15 +63,15 @@ class Quantization:
             if weight.name in formulas or not isinstance(weight.type, TensorType):
                 continue
             for name in (weight.name, *others.get(weight.name, ())):
-                formula = self.layout(held, name, weight.type)
+                formula = self.layout(stored, name, weight.type)
                 if formula is not None:
                     formulas[weight.name] = formula
                     break
         return formulas
 
-    def derive(self, ir: IRModule, held: Held, takes: Takes) -> tuple[IRModule, StoredReport]:
+    def derive(self, ir: IRModule, stored: StoredTensors, takes: Takes) -> tuple[IRModule, StoredReport]:
         """Put formulas in the place of the weights of a module that is not lifted yet; `takes` says which formats products read as they are."""
-        module, report = derive_weights(ir, self.formulas(ir, held), takes)
+        module, report = derive_weights(ir, self.formulas(ir, stored), takes)
         ignored = (*ir.attrs.get("ignored", ()), *self.ignored)
         return IRModule(module.functions, {**module.attrs, "ignored": ignored}), report
 

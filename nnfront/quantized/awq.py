@@ -13,8 +13,8 @@ from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, transposed, unpacked
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors, as_bytes, grouped, matrix, transposed, unpacked
 
 
 def awq(settings: Settings) -> Layout:
@@ -33,16 +33,16 @@ def awq(settings: Settings) -> Layout:
         "exllama_config",
     )
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes, base = matrix(type), name.removesuffix("weight")
-        if sizes is None or base == name or f"{base}qweight" not in held:
+        if sizes is None or base == name or f"{base}qweight" not in stored:
             return None
         (outputs, inputs), each = sizes, group or sizes[1]
         groups = inputs // each
         sources = {
             f"{base}qweight": TensorType((inputs, outputs // 8), "int32"),
             f"{base}qzeros": TensorType((groups, outputs // 8), "int32"),
-            f"{base}scales": held.type(f"{base}scales", (groups, outputs), "float16"),
+            f"{base}scales": stored.type(f"{base}scales", (groups, outputs), "float16"),
         }
         format = grouped("uint4", None if each == inputs else each)
 

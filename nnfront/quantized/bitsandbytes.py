@@ -20,8 +20,8 @@ from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, as_bytes, first, looked_up, matrix
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors, as_bytes, first, looked_up, matrix
 
 BLOCK, NESTED_BLOCK = 64, 256
 
@@ -36,19 +36,19 @@ def bitsandbytes(settings: Settings) -> Layout:
     )
     settings.ignored += ["*.weight_format", "*.quant_state.bitsandbytes__*"]
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes, scale = matrix(type), f"{name.removesuffix('weight')}SCB"
         if sizes is None:
             return None
-        if scale in held:
-            return _int8(held, name, scale, sizes)
-        return _blocks(held, name, sizes, kind, is_nested) if f"{name}.absmax" in held else None
+        if scale in stored:
+            return _int8(stored, name, scale, sizes)
+        return _blocks(stored, name, sizes, kind, is_nested) if f"{name}.absmax" in stored else None
 
     return layout
 
 
-def _int8(held: Held, name: str, scale: str, sizes: tuple[int, int]) -> Formula:
-    sources = {name: TensorType(sizes, "int8"), scale: held.type(scale, sizes[:1], "float32")}
+def _int8(stored: StoredTensors, name: str, scale: str, sizes: tuple[int, int]) -> Formula:
+    sources = {name: TensorType(sizes, "int8"), scale: stored.type(scale, sizes[:1], "float32")}
 
     def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:
         column = b.call(ops.reshape, cast(b, found[1], "float32"), shape=(-1, 1))
@@ -57,13 +57,13 @@ def _int8(held: Held, name: str, scale: str, sizes: tuple[int, int]) -> Formula:
     return Formula("bitsandbytes' int8", sources, make, FORMATS["int8"])
 
 
-def _blocks(held: Held, name: str, sizes: tuple[int, int], kind: str, is_nested: bool) -> Formula:
+def _blocks(stored: StoredTensors, name: str, sizes: tuple[int, int], kind: str, is_nested: bool) -> Formula:
     outputs, inputs = sizes
     count, state = outputs * inputs, f"{name}.quant_state.bitsandbytes__{kind}"
-    said = _state(held, state, sizes)
+    said = _state(stored, state, sizes)
     block, nested_block = said["blocksize"], said["nested_blocksize"]
     blocks = -(-count // block)
-    storage = held.stored[name].dtype if name in held else "uint8"
+    storage = stored.tensors[name].dtype if name in stored else "uint8"
     storage = storage if storage in dtypes.DTYPES and storage != "bool" else "uint8"
     sources = {
         name: TensorType((-(-count // 2) // dtypes.size_bytes(storage), 1), storage),
@@ -78,22 +78,22 @@ def _blocks(held: Held, name: str, sizes: tuple[int, int], kind: str, is_nested:
         packed, values, scales = found[:3]
         packed = b.call(ops.reshape, as_bytes(b, packed), shape=(-1,))
         halves = [b.call(ops.right_shift, packed, Scalar(4)), b.call(ops.bitwise_and, packed, Scalar(15))]
-        codes = b.call(ops.reshape, b.call(ops.stack, *halves, dim=1), shape=(-1,))
+        elements = b.call(ops.reshape, b.call(ops.stack, *halves, dim=1), shape=(-1,))
         if is_nested:
             greatest = b.call(ops.repeat, found[3], repeats=nested_block, axis=0)
             scales = b.call(ops.multiply, looked_up(b, found[4], scales), first(b, greatest, blocks))
             scales = b.call(ops.add, scales, Scalar(said["nested_offset"]))
         each = first(b, b.call(ops.repeat, scales, repeats=block, axis=0), count)
-        dense = b.call(ops.multiply, first(b, looked_up(b, values, codes), count), each)
+        dense = b.call(ops.multiply, first(b, looked_up(b, values, elements), count), each)
         return b.call(ops.reshape, dense, shape=sizes)
 
     text = f"bitsandbytes' {kind}" + (" with quantised scales" if is_nested else "")
     return Formula(text, sources, make)
 
 
-def _state(held: Held, name: str, sizes: tuple[int, int]) -> dict[str, Any]:
+def _state(stored: StoredTensors, name: str, sizes: tuple[int, int]) -> dict[str, Any]:
     """What is said of a weight's blocks; where the data are not there, what is usual. Raises LoadError for what cannot be."""
-    data = held.read(name) if name in held and held.read is not None else None
+    data = stored.read(name) if name in stored and stored.read is not None else None
     said: Any = {}
     if data is not None:
         try:

@@ -10,8 +10,16 @@ from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quant_format import FORMATS, TOGETHER
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, each_output, for_outputs, grouped, matrix, over_blocks
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import (
+    Layout,
+    StoredTensors,
+    each_output,
+    for_outputs,
+    grouped,
+    matrix,
+    over_blocks,
+)
 
 
 def fp8(settings: Settings) -> Layout:
@@ -29,18 +37,18 @@ def fp8(settings: Settings) -> Layout:
     )
     settings.ignored += ["*.input_scale", "*.activation_scale", "*.k_scale", "*.v_scale"]
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes = matrix(type)
-        if sizes is None or name not in held or held.stored[name].dtype != "float8_e4m3fn":
+        if sizes is None or name not in stored or stored.tensors[name].dtype != "float8_e4m3fn":
             return None
-        scale = next((n for n in (f"{name}_scale_inv", f"{name}_scale") if n in held), f"{name}_scale_inv")
-        return float8(held, name, scale, sizes, tuple(block) if block else None)
+        scale = next((n for n in (f"{name}_scale_inv", f"{name}_scale") if n in stored), f"{name}_scale_inv")
+        return float8(stored, name, scale, sizes, tuple(block) if block else None)
 
     return layout
 
 
 def float8(
-    held: Held, name: str, scale: str, sizes: tuple[int, int], block: tuple[int, int] | None
+    stored: StoredTensors, name: str, scale: str, sizes: tuple[int, int], block: tuple[int, int] | None
 ) -> Formula:
     """A weight float8_e4m3fn [out, in] with one scale, one for each output, or one for each block.
 
@@ -49,14 +57,14 @@ def float8(
     outputs, inputs = sizes
     weight = TensorType((outputs, inputs), "float8_e4m3fn")
     if block is None:
-        kind = held.scale_type(scale, outputs)
+        kind = stored.scale_type(scale, outputs)
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
             return Encoded(FORMATS["fp8"], found[0], for_outputs(b, found[1], outputs))
 
         return Formula("float8", {name: weight, scale: kind}, make, FORMATS["fp8"], kind.dtype)
     rows, columns = block
-    kind = held.type(scale, (-(-outputs // rows), -(-inputs // columns)), "float32")
+    kind = stored.type(scale, (-(-outputs // rows), -(-inputs // columns)), "float32")
 
     in_blocks, format = f"float8 in blocks of {rows} x {columns}", grouped("fp8", columns)
     if columns == TOGETHER and inputs % columns == 0:
@@ -79,10 +87,10 @@ def mxfp4(settings: Settings) -> Layout:
     """
     settings.unused("modules_to_not_convert", "dequantize", "use_kernels")
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         blocks, scales = f"{name}_blocks", f"{name}_scales"
         shape = type.static_shape
-        if blocks not in held or shape is None or len(shape) not in (2, 3):
+        if blocks not in stored or shape is None or len(shape) not in (2, 3):
             return None
         is_transposed = type.ndim == 3
         outer, inputs = (shape[:1] + shape[2:], shape[1]) if is_transposed else (shape[:1], shape[1])

@@ -24,9 +24,11 @@ from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quantized.blocks import float8
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import (
-    Held,
+from nnfront.quantized.nvfp4 import mxfp4_packed, nvfp4_packed
+from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import (
     Layout,
+    StoredTensors,
     as_bytes,
     first,
     for_outputs,
@@ -36,8 +38,6 @@ from nnfront.quantized.held import (
     ungrouped,
     unpacked,
 )
-from nnfront.quantized.nvfp4 import mxfp4_packed, nvfp4_packed
-from nnfront.quantized.settings import Settings
 
 FORMATS_READ = (
     "pack-quantized",
@@ -76,12 +76,12 @@ def compressed_tensors(settings: Settings) -> Layout:
     if not any(scheme.is_ordered for scheme in schemes):
         settings.ignored.append("*.weight_g_idx")
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes, base = matrix(type), name.removesuffix(".weight")
-        if sizes is None or base == name or f"{name}_scale" not in held:
+        if sizes is None or base == name or f"{name}_scale" not in stored:
             return None
         scheme = _of(schemes, base)
-        return None if scheme is None else _formula(scheme, held, name, sizes)
+        return None if scheme is None else _formula(scheme, stored, name, sizes)
 
     return layout
 
@@ -134,44 +134,44 @@ def _of(schemes: Sequence[Scheme], module: str) -> Scheme | None:
     return next((scheme for scheme in schemes if "Linear" in scheme.targets), None)
 
 
-def _formula(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> Formula | None:
+def _formula(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, int]) -> Formula | None:
     if scheme.format == "nvfp4-pack-quantized":
         return nvfp4_packed(
-            held, f"{name}_packed", f"{name}_scale", f"{name}_global_scale", sizes, is_inverse=True
+            stored, f"{name}_packed", f"{name}_scale", f"{name}_global_scale", sizes, is_inverse=True
         )
     if scheme.format == "mxfp4-pack-quantized":
         return mxfp4_packed(f"{name}_packed", f"{name}_scale", sizes)
     if scheme.format == "pack-quantized":
-        return _packed(scheme, held, name, sizes)
+        return _packed(scheme, stored, name, sizes)
     if scheme.is_float:
-        return float8(held, name, f"{name}_scale", sizes, scheme.block)
-    return _integers(scheme, held, name, sizes)
+        return float8(stored, name, f"{name}_scale", sizes, scheme.block)
+    return _integers(scheme, stored, name, sizes)
 
 
 def _groups(scheme: Scheme, inputs: int) -> int:
     return 1 if scheme.group is None else -(-inputs // scheme.group)
 
 
-def _scale(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> TensorType:
+def _scale(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, int]) -> TensorType:
     """The type of the scales."""
     groups = _groups(scheme, sizes[1])
     if groups == 1:
-        return held.scale_type(f"{name}_scale", sizes[0])
-    return held.type(f"{name}_scale", (sizes[0], groups), "bfloat16")
+        return stored.scale_type(f"{name}_scale", sizes[0])
+    return stored.type(f"{name}_scale", (sizes[0], groups), "bfloat16")
 
 
-def _packed(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> Formula:
+def _packed(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, int]) -> Formula:
     """Words of int32 in the place of a weight."""
     (outputs, inputs), bits = sizes, scheme.bits
     groups, per_word = _groups(scheme, inputs), 32 // bits
-    scale = _scale(scheme, held, name, sizes)
+    scale = _scale(scheme, stored, name, sizes)
     sources = {
         f"{name}_packed": TensorType((outputs, -(-inputs // per_word)), "int32"),
         f"{name}_scale": scale,
     }
     if not scheme.is_symmetric:
         sources[f"{name}_zero_point"] = TensorType((-(-outputs // per_word), groups), "int32")
-    has_order = scheme.is_ordered and f"{name}_g_idx" in held
+    has_order = scheme.is_ordered and f"{name}_g_idx" in stored
     if has_order:
         sources[f"{name}_g_idx"] = TensorType((inputs,), "int32")
     format = grouped(
@@ -200,12 +200,12 @@ def _packed(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> Fo
     return Formula(scheme_text, sources, make, format if is_plain else None, scale.dtype)
 
 
-def _integers(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> Formula:
+def _integers(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, int]) -> Formula:
     """int8 with scales, and zero points unless the scheme is symmetric."""
     outputs, inputs = sizes
-    scale = _scale(scheme, held, name, sizes)
+    scale = _scale(scheme, stored, name, sizes)
     sources = {name: TensorType(sizes, "int8"), f"{name}_scale": scale}
-    has_zeros = not scheme.is_symmetric and f"{name}_zero_point" in held
+    has_zeros = not scheme.is_symmetric and f"{name}_zero_point" in stored
     if has_zeros:
         sources[f"{name}_zero_point"] = TensorType(scale.shape, "int8")
     groups = _groups(scheme, inputs)

@@ -15,11 +15,11 @@ from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.ops.encoded import Encoded, cast
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.gguf_types import ENCODINGS, Blocks, Encoding
-from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-TURNED = ("llama",)
+INTERLEAVED = ("llama",)
 """Architectures whose rows of q and k are pairs of neighbours."""
 
 NAMES = {
@@ -61,26 +61,26 @@ def gguf(settings: Settings) -> Layout:
     head_size = settings.positive("head_dim") or 1
     settings.ignored.append("rope_freqs.weight")  # it is in config.json
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         source, shape = name_in_gguf(name), type.static_shape
-        if source not in held or shape is None or not 1 <= type.ndim <= 2:
+        if source not in stored or shape is None or not 1 <= type.ndim <= 2:
             return None
-        is_transposed = architecture in TURNED and re.search(r"\.attn_[qk]\.", source) is not None
-        turned_size = head_size if is_transposed and shape[0] % head_size == 0 and head_size % 2 == 0 else 0
-        scheme = held.encoding(source)
+        is_interleaved = architecture in INTERLEAVED and re.search(r"\.attn_[qk]\.", source) is not None
+        interleaved = head_size if is_interleaved and shape[0] % head_size == 0 and head_size % 2 == 0 else 0
+        scheme = stored.encoding(source)
         if scheme in ENCODINGS and shape[-1] % ENCODINGS[scheme].numbers == 0:
-            return _of_blocks(source, scheme, shape, type.dtype, turned_size)
-        stored = held.type(source, shape, "float32")
+            return _of_blocks(source, scheme, shape, type.dtype, interleaved)
+        kind = stored.type(source, shape, "float32")
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Var:
-            return _in_halves(b, found[0], turned_size)
+            return _in_halves(b, found[0], interleaved)
 
-        return Formula(f"GGUF's {stored.dtype}", {source: stored}, make, is_plain=True)
+        return Formula(f"GGUF's {kind.dtype}", {source: kind}, make, is_plain=True)
 
     return layout
 
 
-def _of_blocks(source: str, scheme: str, shape: Sequence[int], dtype: str, turned_size: int) -> Formula:
+def _of_blocks(source: str, scheme: str, shape: Sequence[int], dtype: str, interleaved: int) -> Formula:
     """A weight in blocks of some type."""
     encoding = ENCODINGS[scheme]
     blocks = shape[-1] // encoding.numbers
@@ -92,9 +92,9 @@ def _of_blocks(source: str, scheme: str, shape: Sequence[int], dtype: str, turne
         if encoding.format is not None and len(shape) == 2:
             made = encoding.make(Blocks(b, data))
             assert isinstance(made, Encoded)
-            return made.with_parts([_in_halves(b, part, turned_size) for part in made.parts])
+            return made.with_parts([_in_halves(b, part, interleaved) for part in made.parts])
         dense = _dense(b, encoding, data, max(PIECE // shape[-1], 1), dtype)
-        return _in_halves(b, b.call(ops.reshape, dense, shape=tuple(shape)), turned_size)
+        return _in_halves(b, b.call(ops.reshape, dense, shape=tuple(shape)), interleaved)
 
     format = encoding.format if len(shape) == 2 else None
     return Formula(f"GGUF's {scheme}", {source: stored}, make, format, encoding.scale_dtype)

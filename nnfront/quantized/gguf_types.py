@@ -17,7 +17,7 @@ from nnfront import ops
 from nnfront.ir import Constant, FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS, QuantFormat
-from nnfront.quantized.held import grouped, looked_up, table
+from nnfront.quantized.stored import grouped, looked_up, table
 
 Number: TypeAlias = int | float
 

@@ -15,8 +15,17 @@ from nnfront import ops
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, transposed, ungrouped, unpacked
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import (
+    Layout,
+    StoredTensors,
+    as_bytes,
+    grouped,
+    matrix,
+    transposed,
+    ungrouped,
+    unpacked,
+)
 
 FORMATS_BY_BITS = {4: "uint4", 8: "uint8"}
 
@@ -56,16 +65,16 @@ def gptq(settings: Settings) -> Layout:
         settings.ignored.append("*.g_idx")
     offset = int(version == "gptq")
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes, base = matrix(type), name.removesuffix("weight")
-        if sizes is None or base == name or f"{base}qweight" not in held:
+        if sizes is None or base == name or f"{base}qweight" not in stored:
             return None
         (outputs, inputs), each = sizes, group or sizes[1]
         groups, per_word = -(-inputs // each), 32 // bits
         sources = {
             f"{base}qweight": TensorType((inputs // per_word, outputs), "int32"),
             f"{base}qzeros": TensorType((groups, outputs // per_word), "int32"),
-            f"{base}scales": held.type(f"{base}scales", (groups, outputs), "float16"),
+            f"{base}scales": stored.type(f"{base}scales", (groups, outputs), "float16"),
         }
         if is_ordered:
             sources[f"{base}g_idx"] = TensorType((inputs,), "int32")

@@ -15,8 +15,8 @@ from nnfront.ops.encoded import Encoded, cast
 from nnfront.quant_format import FORMATS
 from nnfront.quantized.blocks import float8
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, for_outputs, matrix
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors, for_outputs, matrix
 
 GROUP = 16
 
@@ -30,26 +30,26 @@ def modelopt(settings: Settings) -> Layout:
     settings.unused("has_zero_point", "pre_quant_scale", "quantization_status")
     settings.ignored += ["*.input_scale", "*.k_scale", "*.v_scale"]
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         sizes = matrix(type)
-        if sizes is None or f"{name}_scale" not in held:
+        if sizes is None or f"{name}_scale" not in stored:
             return None
         if algorithm == "FP8":
-            return float8(held, name, f"{name}_scale", sizes, None)
-        return nvfp4_packed(held, name, f"{name}_scale", f"{name}_scale_2", sizes, is_inverse=False)
+            return float8(stored, name, f"{name}_scale", sizes, None)
+        return nvfp4_packed(stored, name, f"{name}_scale", f"{name}_scale_2", sizes, is_inverse=False)
 
     return layout
 
 
 def nvfp4_packed(
-    held: Held, weight: str, scale: str, factor: str, sizes: tuple[int, int], *, is_inverse: bool
+    stored: StoredTensors, weight: str, scale: str, factor: str, sizes: tuple[int, int], *, is_inverse: bool
 ) -> Formula:
     """NVFP4 in tensors of these names. `is_inverse`: scales are divided by the factor of all."""
     outputs, inputs = sizes
     sources = {
         weight: TensorType((outputs, inputs // 2), "uint8"),
         scale: TensorType((outputs, inputs // GROUP), "float8_e4m3fn"),
-        factor: held.scale_type(factor, 1),
+        factor: stored.scale_type(factor, 1),
     }
 
     def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:

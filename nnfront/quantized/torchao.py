@@ -15,8 +15,8 @@ from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quantized.blocks import float8
 from nnfront.quantized.formula import Formula
-from nnfront.quantized.held import Held, Layout, for_outputs, grouped, matrix
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.stored import Layout, StoredTensors, for_outputs, grouped, matrix
 
 
 def torchao(settings: Settings) -> Layout:
@@ -26,30 +26,32 @@ def torchao(settings: Settings) -> Layout:
         *("include_input_output_embeddings", "untie_embedding_weights"),
     )
 
-    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+    def layout(stored: StoredTensors, name: str, type: TensorType) -> Formula | None:
         module, _, own = name.rpartition(".")
         part = f"{module}._{own}_"
         sizes = matrix(type)
-        if sizes is None or f"{part}qdata" not in held or f"{part}scale" not in held:
+        if sizes is None or f"{part}qdata" not in stored or f"{part}scale" not in stored:
             return None
-        stored = held.stored[f"{part}qdata"].dtype
-        if stored == "float8_e4m3fn":
-            return float8(held, f"{part}qdata", f"{part}scale", sizes, None)
-        return _int8(held, part, sizes) if stored == "int8" else None
+        dtype = stored.tensors[f"{part}qdata"].dtype
+        if dtype == "float8_e4m3fn":
+            return float8(stored, f"{part}qdata", f"{part}scale", sizes, None)
+        return _int8(stored, part, sizes) if dtype == "int8" else None
 
     return layout
 
 
-def _int8(held: Held, part: str, sizes: tuple[int, int]) -> Formula:
+def _int8(stored: StoredTensors, part: str, sizes: tuple[int, int]) -> Formula:
     """int8 in groups, whose number the shape of the scales says."""
     outputs, inputs = sizes
-    shape = [int(size) for size in held.stored[f"{part}scale"].shape]
+    shape = [int(size) for size in stored.tensors[f"{part}scale"].shape]
     groups = shape[1] if len(shape) == 2 and shape[0] == outputs and inputs % max(shape[1], 1) == 0 else 1
     each = inputs // max(groups, 1)
     scale = f"{part}scale"
-    kind = held.scale_type(scale, outputs) if groups == 1 else held.type(scale, (outputs, groups), "float32")
+    kind = (
+        stored.scale_type(scale, outputs) if groups == 1 else stored.type(scale, (outputs, groups), "float32")
+    )
     sources = {f"{part}qdata": TensorType(sizes, "int8"), scale: kind}
-    has_zeros = f"{part}zero_point" in held
+    has_zeros = f"{part}zero_point" in stored
     if has_zeros:
         sources[f"{part}zero_point"] = TensorType(kind.shape, "int8")
     format = grouped("int8", None if groups == 1 else each, has_zeros=has_zeros)

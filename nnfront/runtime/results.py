@@ -27,12 +27,12 @@ def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], A
 
     What was made in inference mode, and what shares memory with something that the session holds, is copied.
     """
-    held = {value.untyped_storage().data_ptr() for value in template if isinstance(value, torch.Tensor)}
+    resident = {value.untyped_storage().data_ptr() for value in template if isinstance(value, torch.Tensor)}
 
     def own(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        is_shared = value.is_inference() or value.untyped_storage().data_ptr() in held
+        is_shared = value.is_inference() or value.untyped_storage().data_ptr() in resident
         return value.clone() if is_shared else value
 
     names: list[str] = []  # by their numbers: the source holds nothing that the program says

@@ -104,7 +104,7 @@ class Answer:
                     new += stops.found if wanted.includes_stop else ""
                     finish = "stop"
                 elif finish is not None:
-                    new += stops.held
+                    new += stops.pending
                 if new or finish:
                     yield Piece(new, tuple(drawn), finish)
                     drawn.clear()

@@ -28,7 +28,7 @@ STEM = SINGLE.removesuffix(".safetensors")
 
 
 def export_checkpoint(
-    held: SessionWeights,
+    current: SessionWeights,
     sources: BoundWeights | None,
     folder: Path,
     *,
@@ -44,10 +44,10 @@ def export_checkpoint(
     Without `writes` nothing is written: a rank gives its part of weights to the one that does.
     Raises LoadError that lists the weights that cannot be had back, and if the folder is not empty or cannot be written.
     """
-    origins = _origins(held, sources)
-    weights = _types(held, sources, origins)
+    origins = _origins(current, sources)
+    weights = _types(current, sources, origins)
     if not writes:
-        for _ in _tensors(held, sources, origins, weights):
+        for _ in _tensors(current, sources, origins, weights):
             pass
         return []
 
@@ -62,7 +62,7 @@ def export_checkpoint(
 
     with put_folder(folder, check_replaceable) as temporary:
         _carry_over(folder, temporary)
-        tensors = _tensors(held, sources, origins, weights)
+        tensors = _tensors(current, sources, origins, weights)
         files = write_tensors(
             temporary,
             STEM,
@@ -75,10 +75,10 @@ def export_checkpoint(
     return [folder / file.name for file in files]
 
 
-def _origins(held: SessionWeights, sources: BoundWeights | None) -> dict[str, str]:
+def _origins(current: SessionWeights, sources: BoundWeights | None) -> dict[str, str]:
     """The tensors of the checkpoint by their names there, in its order, each with the weight of the model's that it is; "" for one that the model does not want."""
     if sources is None:
-        return {name: name for name in held.layout.wanted}
+        return {name: name for name in current.layout.wanted}
     found = {stored: name for name, stored in sources.found.sources.items()}
     found |= {other: found[one] for one, other in sources.found.ties}
     if isinstance(sources.weights, Checkpoint):
@@ -88,7 +88,7 @@ def _origins(held: SessionWeights, sources: BoundWeights | None) -> dict[str, st
 
 
 def _types(
-    held: SessionWeights, sources: BoundWeights | None, origins: Mapping[str, str]
+    current: SessionWeights, sources: BoundWeights | None, origins: Mapping[str, str]
 ) -> dict[str, TensorType]:
     """The type of each tensor in the files. Raises LoadError if one cannot be had back."""
     types: dict[str, TensorType] = {}
@@ -99,11 +99,11 @@ def _types(
             info = sources.stored(stored)
             types[stored] = TensorType(tuple(info.shape), info.dtype)
             continue
-        if not held.layout.is_kept(name):
-            lost[name] = held.layout.why_lost(name)
+        if not current.layout.is_kept(name):
+            lost[name] = current.layout.why_lost(name)
             continue
-        types[stored] = type = held.layout.type(name)
-        if sources is None or name not in sources.found.casts or name in held.updated:
+        types[stored] = type = current.layout.type(name)
+        if sources is None or name not in sources.found.casts or name in current.updated:
             continue
         dtype = sources.stored(stored).dtype
         types[stored] = TensorType(type.shape, dtype)
@@ -119,12 +119,12 @@ def _types(
 
 
 def _tensors(
-    held: SessionWeights,
+    current: SessionWeights,
     sources: BoundWeights | None,
     origins: Mapping[str, str],
     types: Mapping[str, TensorType],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    back = WeightRecovery(held)
+    back = WeightRecovery(current)
     for stored, name in origins.items():
         if name:
             value = back.weight(name)

@@ -96,8 +96,8 @@ def opened(file: Path, folder: Folder | None, kind: str) -> Iterator[tuple[int, 
     """
     problems: list[str] = []
     try:
-        held = folder or Folder(file.parent)  # which closes its files when it is gone
-        fd = held.open(file.name)
+        home = folder or Folder(file.parent)  # which closes its files when it is gone
+        fd = home.open(file.name)
         yield fd, os.fstat(fd).st_size, problems
     except Invalid as error:
         problems.append(str(error))

@@ -132,14 +132,14 @@ class SessionWeights:
 class WeightRecovery:
     """The weights of a checkpoint out of what a session holds, each when it is asked for. For one thread."""
 
-    def __init__(self, held: SessionWeights) -> None:
-        self.held = held
-        self._inverses = [Inverse(p, held.results[name]) for name, p in held.layout.transforms.items()]
+    def __init__(self, current: SessionWeights) -> None:
+        self.current = current
+        self._inverses = [Inverse(p, current.results[name]) for name, p in current.layout.transforms.items()]
 
     def weight(self, name: str) -> torch.Tensor | None:
         """Return a weight as it was given, a view where possible; None if what is held does not give it back."""
-        if name in self.held.raw:
-            found: torch.Tensor = self.held.raw[name]
+        if name in self.current.raw:
+            found: torch.Tensor = self.current.raw[name]
             return found
         values = (each.weight(name) for each in self._inverses if each.has(name))
         return next((value for value in values if value is not None), None)

@@ -28,32 +28,32 @@ from nnfront.weights.session_weights import Layout, Results, SessionWeights, Wei
 class Renewed:
     """What an update has made: the new state, and what is new in it."""
 
-    held: SessionWeights
+    current: SessionWeights
     raw: Mapping[str, Any]
     results: Results
 
 
 def renew(
-    held: SessionWeights,
+    current: SessionWeights,
     given: Mapping[str, torch.Tensor],
     sources: BoundWeights | None,
     *,
     cast: bool = False,
     send: Upload = lambda name, value: value,
 ) -> Renewed:
-    """Return the state after an update; `held` and all tensors in it stay as they are. `send` puts values where methods read them.
+    """Return the state after an update; `current` and all tensors in it stay as they are. `send` puts values where methods read them.
 
     Raises LoadError that lists every name, shape and dtype that does not fit, and weights that are needed besides and not to be had.
     """
-    layout = held.layout
+    layout = current.layout
     new = _checked(layout, given, sources, cast)
     stale = {
         transform: {name: parts for name, parts in results.items() if not new.keys().isdisjoint(parts)}
         for transform, results in layout.sources.items()
     }
-    weights = _Weights(held, new, sources)
+    weights = _Weights(current, new, sources)
     weights.require(stale)
-    weights.made |= {name: weights.tensor(name) for name in new if name in held.raw}
+    weights.made |= {name: weights.tensor(name) for name in new if name in current.raw}
     raw = {name: send(name, value) for name, value in weights.made.items()}
     results = {
         transform: {
@@ -65,21 +65,21 @@ def renew(
     }
     beside = {n for names in stale.values() for parts in names.values() if len(parts) > 1 for n in parts}
     kept = {name: weights.tensor(name) for name in new if name in beside and not layout.is_kept(name)}
-    return Renewed(held.with_values(new, raw, results, kept), raw, results)
+    return Renewed(current.with_values(new, raw, results, kept), raw, results)
 
 
 class _Weights(Source):
     """The checkpoint's weights after the update, as a source of transforms. What comes from the caller is copied: it stays the caller's."""
 
-    def __init__(self, held: SessionWeights, new: BoundWeights, sources: BoundWeights | None) -> None:
-        self.held = held
+    def __init__(self, current: SessionWeights, new: BoundWeights, sources: BoundWeights | None) -> None:
+        self.current = current
         self.new = new
         self.sources = sources
-        self.back = WeightRecovery(held)
+        self.back = WeightRecovery(current)
         self.made: dict[str, torch.Tensor] = {}
 
     def info(self, name: str) -> TensorType:
-        return self.held.layout.type(name)
+        return self.current.layout.type(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         if name in self.made:
@@ -92,7 +92,7 @@ class _Weights(Source):
         found = self.back.weight(name)
         if found is not None:
             return found.cpu()  # where transforms run, wherever methods do
-        found = self.held.given.get(name)
+        found = self.current.given.get(name)
         if found is None and self.sources is not None:
             found = self.sources.get(name)
         if found is None:
@@ -100,7 +100,7 @@ class _Weights(Source):
         return found
 
     def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        is_stored = self.sources is not None and name in self.sources and name not in self.held.updated
+        is_stored = self.sources is not None and name in self.sources and name not in self.current.updated
         if is_stored and name not in self.new:
             return self.sources.part(name, axis, ranges)  # type: ignore[union-attr]
         return super().part(name, axis, ranges)
@@ -121,7 +121,7 @@ class _Weights(Source):
             raise LoadError(
                 "the update needs weights that are not to be had",
                 details=[
-                    f"{name!r}, to make {result!r} again: {self.held.layout.why_lost(name)}"
+                    f"{name!r}, to make {result!r} again: {self.current.layout.why_lost(name)}"
                     for name, result in missing.items()
                 ],
                 help=f"give them in the same update ({why})",
@@ -130,8 +130,8 @@ class _Weights(Source):
     def _has(self, name: str) -> bool:
         return (
             name in self.new
-            or self.held.layout.is_kept(name)
-            or name in self.held.given
+            or self.current.layout.is_kept(name)
+            or name in self.current.given
             or (self.sources is not None and self.sources.is_alive(name))
         )
 

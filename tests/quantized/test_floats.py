@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import nnfront as nn
 from nnfront.errors import LoadError
 from nnfront.lower import Run
-from nnfront.quantized import Held, quantization_of
+from nnfront.quantized import StoredTensors, quantization_of
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -176,7 +176,7 @@ def test_a_state_of_bitsandbytes_that_cannot_be_is_refused(tmp_path: Path) -> No
     names = ("x.weight", "x.weight.absmax", "x.weight.quant_map", state)
     stored = {name: nn.ir.TensorType((4, 1), "uint8") for name in names}
     for text in (b'{"blocksize": 0}', b'{"shape": [1, 2]}', b'{"nested_offset": NaN}', b"[]{", b"3"):
-        held = Held(stored, lambda name, text=text: text)
+        held = StoredTensors(stored, lambda name, text=text: text)
         with pytest.raises(LoadError, match=state):
             quantization.layout(held, "x.weight", nn.ir.TensorType((8, 1), "float32"))
 

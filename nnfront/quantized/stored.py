@@ -16,7 +16,7 @@ from nnfront.quant_format import FORMATS, QuantFormat
 from nnfront.quantized.formula import Formula
 
 
-class Stored(Protocol):
+class StoredTensor(Protocol):
     """A tensor of a checkpoint."""
 
     @property
@@ -29,37 +29,37 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredTensors:
     """The tensors of a checkpoint by name, and how to read a small one's bytes; None if they are not there."""
 
-    stored: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     read: Callable[[str], bytes | None] | None = None
 
     def __contains__(self, name: str) -> bool:
-        return name in self.stored
+        return name in self.tensors
 
     def type(self, name: str, shape: Sequence[int], dtype: str) -> TensorType:
         """The type that a tensor must have: floats may be of any dtype of 16 bits or more."""
-        found = self.stored[name].dtype if name in self.stored else dtype
+        found = self.tensors[name].dtype if name in self.tensors else dtype
         is_free = dtypes.is_float(dtype) and dtypes.size_bytes(dtype) > 1
         is_other = found in dtypes.COMPUTED
         return TensorType(tuple(shape), found if is_free and is_other else dtype)
 
     def encoding(self, name: str) -> str:
         """How the bytes of a tensor are to be read, where its dtype does not say it."""
-        return getattr(self.stored.get(name), "encoding", "")
+        return getattr(self.tensors.get(name), "encoding", "")
 
     def scale_type(self, name: str, outputs: int) -> TensorType:
         """The type of one scale for all or one for each output, as it is stored."""
-        shape = tuple(self.stored[name].shape) if name in self.stored else (1,)
+        shape = tuple(self.tensors[name].shape) if name in self.tensors else (1,)
         count = prod(int(size) for size in shape)
         return self.type(
             name, shape if count in (1, outputs) and len(shape) <= 2 else (outputs, 1), "float32"
         )
 
 
-Layout: TypeAlias = Callable[[Held, str, TensorType], Formula | None]
-"""Says how a weight of a name and a type is made of what is held; None if it is held as it is."""
+Layout: TypeAlias = Callable[[StoredTensors, str, TensorType], Formula | None]
+"""Says how a weight of a name and a type is made of what is stored; None if it is stored as it is."""
 
 
 def matrix(type: TensorType) -> tuple[int, int] | None:
