@@ -41,14 +41,13 @@ class CannotShare(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was read: a kind, a class, and what the kind needs."""
+    """What was read: a kind, a class, and what the kind needs. Reads that agree are equal."""
 
     kind: str  # absent, module, tensor, constant, plain, dim, same, list, dict, object
     cls: type
     value: Any = None
-    immutable: Any = (
-        _NOTHING  # the very object, if it can never change: meeting it again settles the question
-    )
+    # The very object, if it can never change: meeting it again settles the question.
+    immutable: Any = dataclasses.field(default=_NOTHING, compare=False)
 
 
 class ReadLog:
@@ -62,6 +61,7 @@ class ReadLog:
         self.reads: list[tuple[tuple[Any, ...], str, _Seen]] = []
         self.tensors: list[Tensor] = []
         self.failed = False
+        self._modules: dict[tuple[Any, ...], Any] = {(): root}
         self._paths: dict[int, tuple[Any, ...]] = {id(root): ()}
         self._known: set[tuple[int, str]] = set()
         self._slots: dict[int, int] = {}
@@ -87,11 +87,10 @@ class ReadLog:
             return _Seen("absent", cls)
         if depth > _MAX_DEPTH:
             raise CannotShare
-        if hasattr(cls, "named_parameters") and hasattr(
-            cls, "forward"
-        ):  # a Module, which this file need not know
-            self._paths.setdefault(id(value), path)
-            return _Seen("module", cls, self._paths[id(value)])
+        if hasattr(cls, "named_parameters") and hasattr(cls, "forward"):  # a Module, which this need not know
+            first = self._paths.setdefault(id(value), path)
+            self._modules.setdefault(first, value)
+            return _Seen("module", cls, first)
         if isinstance(value, Tensor) and not isinstance(value.content, torch.Tensor):
             slot = self._slots.setdefault(id(value), len(self.tensors))
             if slot == len(self.tensors):
@@ -107,71 +106,21 @@ class ReadLog:
         if seen is not None:
             return seen
         fields = _fields(value)
-        return _Seen(
-            "object", cls, tuple((k, self._see(v, (*path, k), depth + 1)) for k, v in fields.items())
-        )
+        return _Seen("object", cls, {k: self._see(v, (*path, k), depth + 1) for k, v in fields.items()})
 
     def match(self, root: Any) -> list[Tensor] | None:
         """Return the weights of `root` in slot order if it agrees in everything that was read, else None."""
-        matcher = _Matcher(len(self.tensors))
-        matcher.nodes[()] = root
+        other = ReadLog(root, None)
         for path, name, seen in self.reads:
-            owner = matcher.nodes.get(path)
-            value = getattr(owner, name, ABSENT)
-            if value is not seen.immutable and not matcher.agrees(seen, value):
-                return None
-        found = [t for t in matcher.tensors if t is not None]
-        assert len(found) == len(self.tensors)
-        return found
-
-
-class _Matcher:
-    """One comparison: which of the candidate's modules and tensors stand where the first one's stood."""
-
-    def __init__(self, num_tensors: int) -> None:
-        self.nodes: dict[tuple[Any, ...], Any] = {}
-        self.tensors: list[Tensor | None] = [None] * num_tensors
-
-    def agrees(self, seen: _Seen, value: Any) -> bool:
-        """Whether `value` is the same as what was seen in its place."""
-        if value is seen.immutable:
-            return True
-        kind = seen.kind
-        if not _is_a(value, seen.cls) or (value is ABSENT) != (kind == "absent"):
-            return False
-        if kind == "absent":
-            return True
-        if kind == "module":
-            return self.nodes.setdefault(seen.value, value) is value
-        if kind == "tensor":
-            slot, type_ = seen.value
-            if isinstance(value.content, torch.Tensor) or not value.type == type_:
-                return False
-            if self.tensors[slot] is None:
-                self.tensors[slot] = value
-            return self.tensors[slot] is value
-        if kind == "list":
-            return len(value) == len(seen.value) and all(map(self.agrees, seen.value, value))
-        if kind == "dict":
-            items = list(value.items())
-            return len(items) == len(seen.value) and all(
-                ks == _plain(k) and self.agrees(s, v)
-                for (ks, s), (k, v) in zip(seen.value, items, strict=True)
-            )
-        if kind == "object":
+            value = getattr(other._modules[path], name, ABSENT)
+            if value is seen.immutable:
+                continue
             try:
-                fields = _fields(value)
+                if other._see(value, (*path, name), 0) != seen:
+                    return None
             except CannotShare:
-                return False
-            return len(fields) == len(seen.value) and all(
-                k in fields and self.agrees(s, fields[k]) for k, s in seen.value
-            )
-        return _same_leaf(seen, value)
-
-
-def _is_a(value: Any, cls: type) -> bool:
-    """Whether `value` is of just this class, not of one derived from it: True is not a 1."""
-    return type(value) is cls
+                return None
+        return other.tensors
 
 
 def _plain(value: Any) -> tuple[type, str]:
@@ -179,6 +128,16 @@ def _plain(value: Any) -> tuple[type, str]:
     if type(value) not in _PLAIN:
         raise CannotShare
     return type(value), repr(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """A dim, which equals those of its own form alone."""
+
+    dim: Dim
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and same(self.dim, other.dim)
 
 
 def static_key(structure: Any) -> Any:
@@ -202,31 +161,16 @@ def _leaf(value: Any) -> _Seen | None:
     if cls in _PLAIN:
         return _Seen("plain", cls, _plain(value), value)
     if cls is Dim:
-        return _Seen("dim", cls, value)
+        return _Seen("dim", cls, _Form(value))
     if (
         isinstance(value, enum.Enum)
         or getattr(cls, "compared_by_identity", False)
         or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None))
     ):
-        return _Seen("same", cls, value, value)
+        return _Seen("same", cls, id(value), value)
     if isinstance(value, (torch.Tensor, Tensor, np.ndarray)):
         return _Seen("constant", cls, _bytes(value))
     return None
-
-
-def _same_leaf(seen: _Seen, value: Any) -> bool:
-    match seen.kind:
-        case "plain":
-            return bool(_plain(value) == seen.value)
-        case "dim":
-            return same(value, seen.value)
-        case "same":
-            return value is seen.value
-        case "constant":
-            if isinstance(value, Tensor) and not isinstance(value.content, torch.Tensor):
-                return False
-            return bool(_bytes(value) == seen.value)
-    raise AssertionError(seen.kind)
 
 
 def _bytes(value: Any) -> tuple[Any, ...]:
