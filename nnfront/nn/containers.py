@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from typing import Any, TypeVar
 
 from nnfront.errors import TraceError
 from nnfront.nn.mode import names_place
@@ -14,7 +14,7 @@ from nnfront.nn.parameter import Parameter
 Item = TypeVar("Item")
 
 
-class _ListOf(Container, Generic[Item]):
+class _ListOf(Container, MutableSequence[Item]):
     """A list; what it holds is named by index."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -24,30 +24,26 @@ class _ListOf(Container, Generic[Item]):
         found = self.items_[index]
         return type(self)(found) if isinstance(index, slice) else found
 
-    def __setitem__(self, index: int, item: Item) -> None:
+    def __setitem__(self, index: Any, item: Any) -> None:
         self.items_[index] = item
+
+    def __delitem__(self, index: Any) -> None:
+        del self.items_[index]
 
     def __len__(self) -> int:
         return len(self.items_)
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self.items_)
-
-    def append(self, item: Item) -> None:
-        """Add one at the end."""
-        self.items_.append(item)
-
-    def extend(self, items: Iterable[Item]) -> None:
-        """Add several at the end."""
-        self.items_.extend(items)
 
     def insert(self, index: int, item: Item) -> None:
         """Add one before `index`."""
         self.items_.insert(index, item)
 
 
-class _DictOf(Container, Generic[Item]):
+class _DictOf(Container, MutableMapping[str, Item]):
     """A dict; what it holds is named by key. Iterates over keys."""
+
+    # A module is equal to itself alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __init__(self, items: Mapping[str, Item] | None = None) -> None:
         self.items_: dict[str, Item] = dict(items or {})
@@ -61,38 +57,11 @@ class _DictOf(Container, Generic[Item]):
     def __delitem__(self, key: str) -> None:
         del self.items_[key]
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.items_
-
     def __len__(self) -> int:
         return len(self.items_)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.items_)
-
-    def keys(self) -> KeysView[str]:
-        """Return the keys."""
-        return self.items_.keys()
-
-    def values(self) -> ValuesView[Item]:
-        """Return the items."""
-        return self.items_.values()
-
-    def items(self) -> ItemsView[str, Item]:
-        """Return pairs of key and item."""
-        return self.items_.items()
-
-    def get(self, key: str, default: Item | None = None) -> Item | None:
-        """Return the item under `key`, or `default`."""
-        return self.items_.get(key, default)
-
-    def pop(self, key: str) -> Item:
-        """Remove the item under `key` and return it."""
-        return self.items_.pop(key)
-
-    def update(self, items: Mapping[str, Item]) -> None:
-        """Add or replace several."""
-        self.items_.update(items)
 
 
 class ModuleList(_ListOf[Any]):

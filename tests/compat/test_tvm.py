@@ -29,9 +29,11 @@ _OTHERWISE = {
     ("Module", "load_state_dict"),
     ("Module", "jit"),
     ("ModuleDict", "__init__"),
+    ("ModuleDict", "pop"),
     ("ModuleDict", "update"),
     ("ModuleList", "append"),
     ("ParameterDict", "__init__"),
+    ("ParameterDict", "pop"),
     ("ParameterDict", "update"),
     ("ParameterList", "__init__"),
     ("ParameterList", "append"),
@@ -44,8 +46,6 @@ _NOT_THERE = {
     ("Effect", "set_state"),
     ("Effect", "finalize"),
     ("Effect", "to"),
-    ("ModuleDict", "clear"),
-    ("ParameterDict", "clear"),
 }
 
 
