@@ -72,7 +72,7 @@ class CausalLM(Module):
         return self.head(op.take(self.hidden(tokens, cache), wanted, axis=0))
 
 
-def causal_lm_spec(cache: spec.Cache | spec.State, max_positions: int) -> dict[str, Any]:
+def causal_lm_spec(cache: spec.State, max_positions: int) -> dict[str, Any]:
     """Return the spec of a `CausalLM`'s methods: `logits` of a whole text, `prefill` and `decode` over a cache of up to `max_positions` tokens."""
     batch, seq = Dim("batch", min=1), Dim("seq", min=1, max=max_positions)
     sized = copy.copy(cache)

@@ -111,9 +111,7 @@ class MethodTrace(Trace):
         builder = self.frame.builder
         type_ = specs.argument_type(name, spec)
         sized = type_ if not self.facts else with_facts_type(type_, self.facts)
-        param = builder.param(
-            name, sized, "state" if isinstance(spec, specs.Cache | specs.State) else "input"
-        )
+        param = builder.param(name, sized, "state" if isinstance(spec, specs.State) else "input")
         value = self.wrap(param, sized, _kind(spec))
         if isinstance(value, Cache):
             # A branch of op.cond must see every layer before it starts: the handles it writes come out of both branches.

@@ -73,7 +73,7 @@ class Tuple:
         return f"Tuple({self.name!r}, {list(self.elements)})"
 
 
-ArgumentSpec: TypeAlias = Tensor | Int | Object | Tuple | Cache | State
+ArgumentSpec: TypeAlias = Tensor | Int | Object | Tuple | State
 
 
 def convert(raw: Any, name: str) -> ArgumentSpec:
@@ -81,7 +81,7 @@ def convert(raw: Any, name: str) -> ArgumentSpec:
 
     `int` and `"int"` stand for Int(), a list or tuple for Tuple, a class for Object. Raises SpecError for anything else.
     """
-    if isinstance(raw, (Tensor, Int, Object, Tuple, Cache, State)):
+    if isinstance(raw, (Tensor, Int, Object, Tuple, State)):
         return raw
     if raw is Int or raw is int or raw == "int":
         return Int()
@@ -114,7 +114,7 @@ def argument_type(name: str, spec: ArgumentSpec) -> Type:
             return made
         case Tuple():
             return TupleType(tuple(argument_type(f"{name}_{i}", e) for i, e in enumerate(spec.elements)))
-        case Cache() | State():
+        case State():
             return spec.type
 
 

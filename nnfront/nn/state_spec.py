@@ -9,7 +9,7 @@ from typing import Any
 
 from nnfront.dims import Dim, Size, to_size
 from nnfront.errors import SpecError
-from nnfront.ir import Buffer, StateLayerType, StateType, kv_layer
+from nnfront.ir import Buffer, StateLayerType, StateType
 from nnfront.nn.mode import names_place
 from nnfront.nn.shape import shape_of
 from nnfront.ops.rules import dtype_name
@@ -25,50 +25,6 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor([{', '.join(str(s) for s in self.shape)}], {self.dtype!r})"
-
-
-class Cache:
-    """A key/value cache argument: `layers` layers of `kv_heads` heads of `head_size`, for `batch` x `max_seq` tokens.
-
-    `window`: how many last positions attention sees: an int or None for all layers, or one entry for each layer.
-    """
-
-    @names_place
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_size: int,
-        dtype: str = "float32",
-        batch: int | str | Dim = "batch",
-        max_seq: int | str | Dim = "max_seq",
-        window: int | Sequence[int | None] | None = None,
-    ) -> None:
-        for name, count in (("layers", layers), ("kv_heads", kv_heads), ("head_size", head_size)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise SpecError(f"spec.Cache: {name} is {count!r}, not a positive int")
-        windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
-        if len(windows) != layers:
-            raise SpecError(f"spec.Cache: {layers} layers but {len(windows)} windows")
-        self.layers = layers
-        self.kv_heads = kv_heads
-        self.head_size = head_size
-        self.dtype = dtype_name(dtype)
-        self.batch = to_size(batch)
-        self.max_seq = to_size(max_seq)
-        self.windows = windows
-
-    @property
-    def type(self) -> StateType:
-        """The type of the argument."""
-        made = {
-            window: kv_layer(self.kv_heads, self.head_size, self.dtype, self.batch, self.max_seq, window)
-            for window in dict.fromkeys(self.windows)
-        }
-        return StateType(tuple(made[window] for window in self.windows))
-
-    def __repr__(self) -> str:
-        return f"Cache({self.layers}, {self.kv_heads}, {self.head_size}, {self.dtype!r}, {self.batch}, {self.max_seq})"
 
 
 @dataclass(frozen=True)
@@ -129,6 +85,33 @@ class State:
 
     def __repr__(self) -> str:
         return f"State({list(self.layers)}, {self.batch}, {self.max_seq})"
+
+
+class Cache(State):
+    """A key/value cache argument: `layers` layers of `kv_heads` heads of `head_size`, for `batch` x `max_seq` tokens.
+
+    `window`: how many last positions attention sees: an int or None for all layers, or one entry for each layer.
+    """
+
+    @names_place
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: str = "float32",
+        batch: int | str | Dim = "batch",
+        max_seq: int | str | Dim = "max_seq",
+        window: int | Sequence[int | None] | None = None,
+    ) -> None:
+        for name, count in (("layers", layers), ("kv_heads", kv_heads), ("head_size", head_size)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise SpecError(f"spec.Cache: {name} is {count!r}, not a positive int")
+        self.windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
+        if len(self.windows) != layers:
+            raise SpecError(f"spec.Cache: {layers} layers but {len(self.windows)} windows")
+        kinds = {each: KV(kv_heads, head_size, dtype, each) for each in self.windows}
+        super().__init__([kinds[each] for each in self.windows], batch, max_seq)
 
 
 def _layer_type(what: str, layer: Layer) -> StateLayerType:
