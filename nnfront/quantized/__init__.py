@@ -93,6 +93,5 @@ def quantization_of(hf_config: Mapping[str, Any]) -> Quantization | None:
             help="load a checkpoint that is not quantised, or quantised in one of these ways",
         )
     layout = READERS[method](settings)
-    settings.close()
     settings.check()
     return Quantization(layout, tuple(settings.ignored))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of float8 (`fp8`: a scale for each block of a weight, or for all of it) and of OCP's microscaling floats (`mxfp4`)."""
+"""Folders of float8 (`fp8`: a scale for each block of a weight, or for all of it) and of OCP's microscaling floats (`mxfp4`); float8 and int8 of other folders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from nnfront import ops
-from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded
 from nnfront.quant_format import FORMATS, TOGETHER
 from nnfront.quantized.formula import Formula
@@ -19,6 +19,7 @@ from nnfront.quantized.stored import (
     grouped,
     matrix,
     over_blocks,
+    ungrouped,
 )
 
 
@@ -78,6 +79,35 @@ def float8(
         return over_blocks(b, found[0], found[1], (rows, columns), outputs, inputs)
 
     return Formula(in_blocks, {name: weight, scale: kind}, make_blocks)
+
+
+def int8(
+    scheme: str,
+    stored: StoredTensors,
+    names: Sequence[str],
+    sizes: tuple[int, int],
+    scales: TensorType,
+    group: int | None = None,
+) -> Formula:
+    """A weight int8 [out, in] with scales, and with zero points where they are stored, by their names in this order.
+
+    `scales` is the type of either: one, one for each output, or one for each `group` of inputs.
+    """
+    (name, scale, *more), (outputs, inputs) = names, sizes
+    zeros = [each for each in more if each in stored]
+    sources = {name: TensorType(sizes, "int8"), scale: scales}
+    sources |= {each: TensorType(scales.shape, "int8") for each in zeros}
+    is_whole = group is None or inputs % group == 0
+    format = grouped("int8", group, has_zeros=bool(zeros)) if is_whole else None
+
+    def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
+        factors, *others = [for_outputs(b, x, outputs) if group is None else x for x in found[1:]]
+        middle = others[0] if others else None
+        if format is not None:
+            return Encoded(format, found[0], factors, middle)
+        return ungrouped(b, found[0], middle or Scalar(0), factors, group or inputs)
+
+    return Formula(scheme, sources, make, format, scales.dtype)
 
 
 def mxfp4(settings: Settings) -> Layout:

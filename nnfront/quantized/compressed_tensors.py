@@ -22,7 +22,7 @@ from nnfront import ops
 from nnfront.files import shown
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.ops.encoded import Encoded
-from nnfront.quantized.blocks import float8
+from nnfront.quantized.blocks import float8, int8
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.nvfp4 import mxfp4_packed, nvfp4_packed
 from nnfront.quantized.settings import Settings
@@ -202,21 +202,13 @@ def _packed(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, 
 
 def _integers(scheme: Scheme, stored: StoredTensors, name: str, sizes: tuple[int, int]) -> Formula:
     """int8 with scales, and zero points unless the scheme is symmetric."""
-    outputs, inputs = sizes
-    scale = _scale(scheme, stored, name, sizes)
-    sources = {name: TensorType(sizes, "int8"), f"{name}_scale": scale}
-    has_zeros = not scheme.is_symmetric and f"{name}_zero_point" in stored
-    if has_zeros:
-        sources[f"{name}_zero_point"] = TensorType(scale.shape, "int8")
-    groups = _groups(scheme, inputs)
-    is_plain = inputs % groups == 0
-    format = grouped("int8", scheme.group if groups > 1 else None, has_zeros=has_zeros) if is_plain else None
-
-    def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
-        columns = [for_outputs(b, x, outputs) if groups == 1 else x for x in found[1:]]
-        if format is not None:
-            return Encoded(format, found[0], columns[0], columns[1] if has_zeros else None)
-        middle = columns[1] if has_zeros else Scalar(0)
-        return ungrouped(b, found[0], middle, columns[0], scheme.group or inputs)
-
-    return Formula("compressed-tensors of 8 bits", sources, make, format, scale.dtype)
+    names = name, f"{name}_scale", f"{name}_zero_point"
+    group = None if _groups(scheme, sizes[1]) == 1 else scheme.group
+    return int8(
+        "compressed-tensors of 8 bits",
+        stored,
+        names[: 2 if scheme.is_symmetric else 3],
+        sizes,
+        _scale(scheme, stored, name, sizes),
+        group,
+    )

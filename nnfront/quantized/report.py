@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -35,13 +36,13 @@ class StoredReport:
     weights: tuple[StoredWeight, ...]
 
     def __str__(self) -> str:
-        texts = []
-        for scheme, found in _grouped((w.scheme, w) for w in self.weights).items():
-            ways = _grouped((_way(weight), weight) for weight in found)
-            texts.append(
-                f"{scheme}: "
-                + ", ".join(f"{len(ws)} weight{'s' * (len(ws) > 1)} {way}" for way, ws in ways.items())
-            )
+        found: dict[str, Counter[str]] = {}
+        for weight in self.weights:
+            found.setdefault(weight.scheme, Counter())[_way(weight)] += 1
+        texts = [
+            f"{scheme}: " + ", ".join(f"{n} weight{'s' * (n > 1)} {way}" for way, n in ways.items())
+            for scheme, ways in found.items()
+        ]
         return "stored as " + "; ".join(texts) if texts else "stored as they are"
 
 
@@ -49,13 +50,6 @@ def _way(weight: StoredWeight) -> str:
     if weight.format:
         return f"kept as {weight.format}"
     return f"made {weight.dtype}" + (f" ({weight.reason})" if weight.reason else "")
-
-
-def _grouped(pairs: Iterable[tuple[str, StoredWeight]]) -> dict[str, list[StoredWeight]]:
-    found: dict[str, list[StoredWeight]] = {}
-    for key, weight in pairs:
-        found.setdefault(key, []).append(weight)
-    return found
 
 
 def report_of(

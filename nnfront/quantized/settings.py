@@ -71,7 +71,8 @@ class Settings:
                 self.problems.append(f"{key} is {shown(value)}, and no reader knows the key")
 
     def check(self) -> None:
-        """Raise LoadError for all problems."""
+        """Raise LoadError for all problems, keys that nobody has asked for among them."""
+        self.close()
         if self.problems:
             raise LoadError(
                 f"{self.where} says what is not read",

@@ -9,14 +9,11 @@ How inputs were to be rounded is not followed. Parts of other kinds are not read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from nnfront.ir import FunctionBuilder, TensorType, Var
-from nnfront.ops.encoded import Encoded
-from nnfront.quantized.blocks import float8
+from nnfront.ir import TensorType
+from nnfront.quantized.blocks import float8, int8
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.settings import Settings
-from nnfront.quantized.stored import Layout, StoredTensors, for_outputs, grouped, matrix
+from nnfront.quantized.stored import Layout, StoredTensors, matrix
 
 
 def torchao(settings: Settings) -> Layout:
@@ -43,21 +40,10 @@ def torchao(settings: Settings) -> Layout:
 def _int8(stored: StoredTensors, part: str, sizes: tuple[int, int]) -> Formula:
     """int8 in groups, whose number the shape of the scales says."""
     outputs, inputs = sizes
-    shape = [int(size) for size in stored.tensors[f"{part}scale"].shape]
+    names = f"{part}qdata", f"{part}scale", f"{part}zero_point"
+    shape = [int(size) for size in stored.tensors[names[1]].shape]
     groups = shape[1] if len(shape) == 2 and shape[0] == outputs and inputs % max(shape[1], 1) == 0 else 1
-    each = inputs // max(groups, 1)
-    scale = f"{part}scale"
-    kind = (
-        stored.scale_type(scale, outputs) if groups == 1 else stored.type(scale, (outputs, groups), "float32")
-    )
-    sources = {f"{part}qdata": TensorType(sizes, "int8"), scale: kind}
-    has_zeros = f"{part}zero_point" in stored
-    if has_zeros:
-        sources[f"{part}zero_point"] = TensorType(kind.shape, "int8")
-    format = grouped("int8", None if groups == 1 else each, has_zeros=has_zeros)
-
-    def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:
-        columns = [for_outputs(b, x, outputs) if groups == 1 else x for x in found[1:]]
-        return Encoded(format, found[0], columns[0], columns[1] if has_zeros else None)
-
-    return Formula("torchao's int8", sources, make, format, kind.dtype)
+    if groups == 1:
+        return int8("torchao's int8", stored, names, sizes, stored.scale_type(names[1], outputs))
+    scales = stored.type(names[1], (outputs, groups), "float32")
+    return int8("torchao's int8", stored, names, sizes, scales, inputs // max(groups, 1))
