@@ -13,11 +13,12 @@ from nnfront.cases.conditions import GENERAL
 from nnfront.compiler import Executable, compile
 from nnfront.dims import Dim
 from nnfront.errors import RunError
-from nnfront.ir import IRModule
+from nnfront.ir import IRModule, type_text
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
 from nnfront.runtime.random_arguments import RandomArguments, copied
 from nnfront.session import Session
+from nnfront.transform.source import stored_type
 from nnfront.transform.weight_usage import weight_uses
 
 TOLERANCES: Mapping[torch.dtype, float] = {
@@ -178,8 +179,12 @@ def _compare(
             if mine != its:
                 return worst, f"{place} is {mine!r}, the general function gives {its!r}"
             continue
-        if mine.shape != its.shape or mine.dtype != its.dtype:
-            return worst, f"{place} is {_kind(mine)}, the general function gives {_kind(its)}"
+        kinds = stored_type(mine), stored_type(its)
+        if kinds[0] != kinds[1]:
+            return (
+                worst,
+                f"{place} is {type_text(kinds[0])}, the general function gives {type_text(kinds[1])}",
+            )
         difference = _difference(mine, its)
         allowed = TOLERANCES.get(its.dtype, 0.0) if tolerance is None else tolerance
         if not difference <= allowed:
@@ -219,10 +224,6 @@ def _check_dispatch(method: Method, args: list[Any], sizes: Mapping[str, int]) -
             f"{method.name} takes the wrong case with {_sizes_text(sizes)}",
             details=[f"got {', '.join(map(repr, taken)) or 'none'}, expected {expected!r}"],
         )
-
-
-def _kind(value: torch.Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:

@@ -7,10 +7,10 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from nnfront.cli import loading
 from nnfront.cli.sizes import read_sizes
+from nnfront.cli.text_file import write_text
 from nnfront.errors import RunError, nearest
 
 FILLED = 3
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     profile = session.profile(methods[0], *drawn)
     sys.stdout.write(str(profile))
     if args.trace is not None:
-        Path(args.trace).write_text(json.dumps(profile.trace()), encoding="utf-8")
+        write_text(args.trace, json.dumps(profile.trace()))
     return 0
 
 

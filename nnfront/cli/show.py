@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli import loading
 from nnfront.cli.sizes import read_sizes
+from nnfront.cli.text_file import write_text
 from nnfront.errors import RunError
 
 
@@ -84,10 +84,6 @@ def _page(args: argparse.Namespace) -> int:
     if args.html == "-":
         sys.stdout.write(page)
         return 0
-    try:
-        Path(args.html).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.html).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{args.html} cannot be written: {error.strerror}") from None
+    write_text(args.html, page)
     print(f"{args.html}: {len(page.encode()) / 1e6:.2f} MB, opens in any browser", file=sys.stderr)
     return 0

@@ -127,7 +127,6 @@ def _config(
     }
     if name == "llama" or name == "qwen3":
         config["attention_bias"] = "blk.0.attn_q.bias" in infos
-    settings.close()
     settings.check()
     return config
 

@@ -100,7 +100,6 @@ def read_lora_config(folder: Folder) -> LoraConfig:
     if not isinstance(replaced, list) or not all(isinstance(each, str) for each in replaced):
         settings.problems.append(f"modules_to_save is {shown(replaced)}, expected a list of modules")
     settings.unused(*_NO_SAY)
-    settings.close()
     settings.check()
     assert rank is not None
     base = values.get("base_model_name_or_path")

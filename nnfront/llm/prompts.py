@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from nnfront.errors import RunError
+from nnfront.ir import type_text
+from nnfront.transform.source import stored_type
 
 
 def check_prompts(prompts: Sequence[Any], max_new_tokens: int, context: int, vocab: int) -> None:
@@ -50,7 +52,7 @@ def kind_of(value: Any) -> str:
     """What a value is that should have been token ids."""
     if not isinstance(value, torch.Tensor):
         return f"of type {type(value).__name__!r}"
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type_text(stored_type(value))
 
 
 def listed(value: Any, kind: type) -> list[Any] | None:

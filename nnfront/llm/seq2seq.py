@@ -21,6 +21,7 @@ from nnfront.llm.hf_folder import compile_folder, eos_token_ids
 from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.lora import Loras
 from nnfront.llm.methods import SEQ2SEQ, require_methods
+from nnfront.llm.prompts import check_tokens
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of, until_end
 from nnfront.llm.sounds import Spectrograms
 from nnfront.llm.text_start import TextStart
@@ -222,8 +223,8 @@ class Seq2Seq:
             if not wanted or not source.numel():
                 kind = "a spectrogram [bins, frames]" if self.hears else "int64 [source], a token at least"
                 raise RunError(f"source {i} is not {kind}")
-            if not self.hears and not 0 <= int(source.min()) <= int(source.max()) < self.vocab_size:
-                raise RunError(f"source {i} holds a token outside the vocabulary of {self.vocab_size}")
+            if not self.hears:
+                check_tokens(f"source {i}", source, self.vocab_size)
         room = self.max_source if self.hears else max(map(len, sources))
         memory = self._empty("memory", batch=len(sources), max_source=room)
         for i, source in enumerate(sources):

@@ -15,6 +15,7 @@ from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.language_model import LLM
 from nnfront.llm.methods import WITH_IMAGES
 from nnfront.llm.packages import package, transformers
+from nnfront.llm.prompts import check_prompts
 from nnfront.llm.sampling import Sampler, until_end
 from nnfront.llm.tokenizer import until
 from nnfront.lower import TensorType
@@ -114,12 +115,7 @@ class VisionLanguageModel:
         """Yield the next token of every text, int64 [batch], `count` times: of texts int64 [batch, seq] whose images are in order. Raises RunError for what does not fit."""
         session, phases = self.llm.session, self.llm.phases
         batch, seq = ids.shape
-        if type(count) is not int or count < 1 or seq + count > self.llm.context:
-            raise RunError(
-                "the prompt does not fit",
-                details=[f"got {seq} tokens and {count} new ones, the context holds {self.llm.context}"],
-                help="shorten the prompt, or ask for fewer new tokens, one at least",
-            )
+        check_prompts([*ids], count, self.llm.context, int(self.llm.config.vocab_size))
         phases.start()
         argument = session["image_features"].program.arguments[0].type
         assert isinstance(argument, TensorType)

@@ -135,7 +135,7 @@ class Config:
             raise LoadError(
                 "config.json says what this model file does not compute",
                 details=reading.problems,
-                where=str(getattr(sys.modules.get(cls.__module__), "__file__", cls.__module__)),
+                where=_file_of(cls),
                 help=reading.help,
             )
         return cls(**reading.values)
@@ -149,7 +149,7 @@ class Config:
         if not self.divided:
             raise LoadError(
                 "the model file does not say how ranks divide the model",
-                where=str(getattr(sys.modules.get(type(self).__module__), "__file__", type(self).__module__)),
+                where=_file_of(type(self)),
                 help="name the fields of its Config that they divide in Config.divided, if a model of less of them is what one rank computes",
             )
         shares, problems = dict[str, Any](), []
@@ -183,6 +183,10 @@ class Config:
                 help="let the Config make head_size of no field that ranks divide, such as of head_dim",
             )
         return share  # type: ignore[no-any-return]
+
+
+def _file_of(cls: type[Config]) -> str:
+    return str(getattr(sys.modules.get(cls.__module__), "__file__", cls.__module__))
 
 
 @dataclass(frozen=True)

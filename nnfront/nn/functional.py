@@ -116,10 +116,7 @@ def _are_torch(operands: tuple[Any, ...]) -> bool:
 
 def astype(x: Any, dtype: Any) -> Any:
     """Cast `x` to `dtype`; `x` itself if that is its dtype."""
-    name = dtype_name(dtype)
-    if isinstance(x, Tensor) and x.dtype == name:
-        return x
-    return OpFunction(ops.astype)(x, name)
+    return x.astype(dtype) if isinstance(x, Tensor) else OpFunction(ops.astype)(x, dtype)
 
 
 def cond(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:

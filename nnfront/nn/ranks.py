@@ -262,20 +262,21 @@ class _Dividing(Mutator):
 
     def planned(self, name: str, part: Parameter, whole: Parameter) -> PlannedWeight:
         """What becomes of a weight, by what it is in both models."""
+
+        def wrong(what: str, help: str = "") -> SpecError:
+            got = f"a rank has {type_text(part.type)} of {type_text(whole.type)}"
+            return SpecError(f"{name} {what}", details=[got], help=help)
+
         style = next((s for path, s in self.styles.items() if name.startswith(f"{path}.")), None)
         axes = [i for i, (a, b) in enumerate(zip(part.shape, whole.shape, strict=True)) if a != b]
         if not axes:
             return PlannedWeight("expert" if style == "expert" else "replicated", whole.type, part.type)
         if len(axes) > 1:
-            raise SpecError(
-                f"{name} is divided along several axes",
-                details=[f"a rank has {type_text(part.type)} of {type_text(whole.type)}"],
-            )
+            raise wrong("is divided along several axes")
         if style is None and axes[0]:
-            raise SpecError(
-                f"{name} is divided along axis {axes[0]}, and nobody adds up what is multiplied with it",
-                details=[f"a rank has {type_text(part.type)} of {type_text(whole.type)}"],
-                help="use nnfront.Linear or nnfront.Experts, whose parts ranks know how to add up",
+            raise wrong(
+                f"is divided along axis {axes[0]}, and nobody adds up what is multiplied with it",
+                "use nnfront.Linear or nnfront.Experts, whose parts ranks know how to add up",
             )
         if style == "vocabulary":
             return PlannedWeight(style, whole.type, part.type, axes[0])
@@ -285,16 +286,12 @@ class _Dividing(Mutator):
             all != mine * parts or self.world % parts
             for (all, parts), mine in zip(blocks, sizes[0], strict=True)
         ):
-            raise SpecError(
-                f"{name} does not divide among {self.world} ranks",
-                details=[f"a rank would have {type_text(part.type)} of {type_text(whole.type)}"],
-            )
+            raise wrong(f"does not divide among {self.world} ranks")
         is_even = [parts for _, parts in blocks] == [self.world]
         if style == "row" and not is_even:
-            raise SpecError(
-                f"{name} takes features of which several ranks have the same, and they would be added up more than once",
-                details=[f"a rank has {type_text(part.type)} of {type_text(whole.type)}"],
-                help=f"let a rank have one of {self.world} parts of them",
+            raise wrong(
+                "takes features of which several ranks have the same, and they would be added up more than once",
+                f"let a rank have one of {self.world} parts of them",
             )
         return PlannedWeight(
             style or "column", whole.type, part.type, axes[0], None if is_even else tuple(blocks)

@@ -7,14 +7,13 @@ short form that accepts a right call in microseconds and leaves everything else 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve, substitute
-from nnfront.errors import DimError, RunError
+from nnfront.errors import DimError, RunError, nearest
 from nnfront.lower import Argument, DimBinding, Match, MethodProgram, Place, Structure, places
 from nnfront.runtime.argument_types import call_error, convert, count_of
 
@@ -33,10 +32,7 @@ def arrange(program: MethodProgram, args: Sequence[Any], kwargs: Mapping[str, An
     given = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            raise call_error(
-                program, f"{name!r} is not an argument", help=f"did you mean {near[0]!r}?" if near else ""
-            )
+            raise call_error(program, f"{name!r} is not an argument", help=nearest(name, names))
         if name in given:
             raise call_error(program, f"argument {name!r} is given twice, by position and by name")
         given[name] = value

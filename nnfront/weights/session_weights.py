@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -110,23 +110,6 @@ class SessionWeights:
             for n, value in found.items()
         }
         return MappingProxyType({**self.raw, **named})
-
-    def with_values(
-        self,
-        names: Iterable[str],
-        raw: Mapping[str, Any],
-        results: Results,
-        given: Mapping[str, torch.Tensor],
-    ) -> SessionWeights:
-        """Return the state with the weights `names`, and some values, replaced."""
-        merged = {name: {**old, **results.get(name, {})} for name, old in self.results.items()}
-        return replace(
-            self,
-            raw={**self.raw, **raw},
-            results=merged,
-            given={**self.given, **given},
-            updated=self.updated.union(names),
-        )
 
 
 class WeightRecovery:

@@ -8,7 +8,7 @@ bit, else from an earlier update, else from the checkpoint that the session was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,7 +65,14 @@ def renew(
     }
     beside = {n for names in stale.values() for parts in names.values() if len(parts) > 1 for n in parts}
     kept = {name: weights.tensor(name) for name in new if name in beside and not layout.is_kept(name)}
-    return Renewed(current.with_values(new, raw, results, kept), raw, results)
+    renewed = replace(
+        current,
+        raw={**current.raw, **raw},
+        results={name: {**old, **results.get(name, {})} for name, old in current.results.items()},
+        given={**current.given, **kept},
+        updated=current.updated.union(new),
+    )
+    return Renewed(renewed, raw, results)
 
 
 class _Weights(Source):
