@@ -134,20 +134,8 @@ def _help(_: Talk, __: str) -> None:
         print(f"/{name:<18}{about}", file=sys.stderr)
 
 
-def _clear(talk: Talk, _: str) -> None:
-    talk.turns.clear()
-
-
-def _undo(talk: Talk, _: str) -> None:
-    talk.undo()
-
-
 def _system(talk: Talk, text: str) -> None:
     talk.system = text or None
-
-
-def _adapter(talk: Talk, name: str) -> None:
-    talk.use(name or None)
 
 
 def _set(talk: Talk, rest: str) -> None:
@@ -177,12 +165,12 @@ def _load(talk: Talk, path: str) -> None:
 
 COMMANDS: dict[str, tuple[Callable[[Talk, str], None], str]] = {
     "help": (_help, "this list"),
-    "clear": (_clear, "forget the conversation"),
-    "undo": (_undo, "take back what was said last, and its answer"),
+    "clear": (lambda talk, _: talk.turns.clear(), "forget the conversation"),
+    "undo": (lambda talk, _: talk.undo(), "take back what was said last, and its answer"),
     "retry": (lambda talk, _: _show(talk.again()), "answer once more"),
     "system": (_system, "TEXT: the system message; none without a text"),
     "adapter": (
-        _adapter,
+        lambda talk, name: talk.use(name or None),
         "NAME: what --lora-modules calls an adapter, which answers from now on; none without a name",
     ),
     "set": (_set, "NAME VALUE: temperature, top_p, seed ...; without a name all that is set"),
