@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """y = epilogue(x @ w.T) with x and w stored in 8-bit floating point (e4m3fn) and float32 scales.
 
-Shapes: x [M, K], w [N, K], both float8_e4m3fn; K a multiple of 16. Scales, in one of two forms:
-    outside   x_scales [M, 1] or [1, 1], w_scales [N, 1] or [1, 1]: one for a row or for all; applied to the sums
-    blocks    x_scales [M, ceil(K / 128)], w_scales [ceil(N / 128), ceil(K / 128)]: applied to the product of each 128
-              of K, as in DeepSeek-V3 (arXiv 2412.19437, section 3.3.2)
+Shapes: x [M, K], w [N, K], both float8_e4m3fn; K a multiple of 16; x_scales [M, 1] or [1, 1], w_scales [N, 1] or [1, 1]: one for a row or for all,
+applied to the sums.
 `quantized.quantize_fp8` makes them, for activations on the GPU `quantize_fp8.py`. Epilogue as in `epilogue.py`; the
 output is bfloat16 unless out_dtype says otherwise.
 
-sm_90 and sm_100 multiply fp8 natively. Hopper's tensor cores keep about 14 bits of a sum of fp8 products (same paper,
-section 3.5.2), so there the sum of each 128 of K is added to a float32 one on the ordinary cores. sm_80 has no fp8: there
+sm_90 and sm_100 multiply fp8 natively. Hopper's tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-V3,
+arXiv 2412.19437, section 3.5.2), so there the sum of each 128 of K is added to a float32 one on the ordinary cores. sm_80 has no fp8: there
 the codes are decoded to float16 by integer arithmetic, exactly, and multiplied as float16.
 """
 
@@ -36,11 +34,11 @@ from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
-from nnfront_kernels.tiles import MatmulShape, cdiv, smallest
+from nnfront_kernels.tiles import MatmulShape, smallest
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
 DTYPES = ("float8_e4m3fn",)
-BLOCK = 128  # a side of a scaled block of w, and how much of K is summed in a tensor core
+SUMMED = 128  # how much of K is summed in a tensor core
 NATIVE = tuple(name for name, arch in ARCHS.items() if arch.target >= 89)
 
 
@@ -54,22 +52,15 @@ def reference(
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    dense = []
-    for q, scales, side in ((x, x_scales, 1), (w, w_scales, BLOCK)):
-        whole = scales.shape == (1, 1)
-        rows = len(q) if whole else side if in_blocks(x_scales, w_scales, len(w)) else 1
-        columns = q.shape[1] if scales.shape[1] == 1 else BLOCK
-        dense.append(dequantize_fp8(q, scales, max(rows, 1), columns, compute))
-    return Epilogue(**epilogue).reference(dense[0] @ dense[1].T, torch.bfloat16)
-
-
-def in_blocks(x_scales: torch.Tensor, w_scales: torch.Tensor, n: int) -> bool:
-    """Which of the two forms the scales have. Where K is at most 128 a block of x is a row."""
-    return x_scales.shape[1] > 1 or w_scales.shape[1] > 1 or w_scales.shape[0] not in (1, n)
+    dense_x, dense_w = (
+        dequantize_fp8(q, scales, max(len(q), 1) if len(scales) == 1 else 1, q.shape[1], compute)
+        for q, scales in ((x, x_scales), (w, w_scales))
+    )
+    return Epilogue(**epilogue).reference(dense_x @ dense_w.T, torch.bfloat16)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
-# Tiles are at most 128 columns wide, so that one scale of a block of w serves a tile. split_k is added by choose.
+# split_k is added by choose.
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (
@@ -116,7 +107,7 @@ def decode(codes):
     return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
 
 
-@triton.jit(do_not_specialize=["M", "stride_xsm", "stride_xsk"])
+@triton.jit(do_not_specialize=["M", "stride_xsm"])
 def matmul_fp8_kernel(
     x_ptr,
     w_ptr,
@@ -134,15 +125,12 @@ def matmul_fp8_kernel(
     stride_xm,
     stride_wn,
     stride_xsm,  # 0 where one scale serves all rows
-    stride_xsk,
     stride_wsn,
-    stride_wsk,
     stride_ym,
     stride_rm,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    BLOCKS: tl.constexpr,  # scales are for blocks of 128
     DECODE: tl.constexpr,
     PROMOTE: tl.constexpr,  # how many products a tensor core may sum before float32 takes over; 0 is any
     EVEN_K: tl.constexpr,
@@ -166,12 +154,6 @@ def matmul_fp8_kernel(
     x_scales_ptrs = x_scales_ptr + offs_m.to(tl.int64) * stride_xsm
     fetch_rows(w_ptr, offs_n, stride_wn, N, first * BLOCK_K, K, FETCH)
     wait_for_earlier(PDL)
-    if BLOCKS:
-        # The scales of the next block are loaded one step early: Triton pipelines only what a dot reads.
-        w_scales_ptr += (pid_n * BLOCK_N // 128).to(tl.int64) * stride_wsn
-        at = tl.minimum(first, num_steps - 1).to(tl.int64)
-        x_scales = tl.load(x_scales_ptrs + at * stride_xsk, mask=inside_m, other=0.0)
-        scales = x_scales * tl.load(w_scales_ptr + at * stride_wsk)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(first, end):
         if EVEN_K:
@@ -184,19 +166,12 @@ def matmul_fp8_kernel(
         if DECODE:
             x = decode(x)
             w = decode(w)
-        if BLOCKS:
-            at = tl.minimum(step + 1, num_steps - 1).to(tl.int64)
-            next_x = tl.load(x_scales_ptrs + at * stride_xsk, mask=inside_m, other=0.0)
-            next_w = tl.load(w_scales_ptr + at * stride_wsk)
-            acc += tl.dot(x, w.T) * scales[:, None]
-            scales = next_x * next_w
-        elif PROMOTE:
+        if PROMOTE:
             acc = tl.dot(x, w.T, acc, max_num_imprecise_acc=PROMOTE)
         else:
             acc = tl.dot(x, w.T, acc)
-    if not BLOCKS:
-        w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=inside_n, other=0.0)
-        acc = acc * tl.load(x_scales_ptrs, mask=inside_m, other=0.0)[:, None] * w_scales[None, :]
+    w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=inside_n, other=0.0)
+    acc = acc * tl.load(x_scales_ptrs, mask=inside_m, other=0.0)[:, None] * w_scales[None, :]
 
     finish_product(
         acc, None, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, None, M, N, K,
@@ -206,9 +181,9 @@ def matmul_fp8_kernel(
 
 @taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses. group 128 means scales for blocks of 128, 0 scales outside of the sums."""
-    if shape.group not in (0, BLOCK):
-        return f"scales are for rows or for blocks of {BLOCK}, got groups of {shape.group}"
+    """None, or why this kernel refuses."""
+    if shape.group:
+        return f"scales are for rows, got groups of {shape.group}"
     if shape.k == 0 or shape.k % 16:
         return f"K must be a multiple of 16 and at least 16, got {shape.k}"
     if not shape.aligned:
@@ -236,13 +211,12 @@ def plan(
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
-    blocks = in_blocks(x_scales, w_scales, n)
-    require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
-    require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
+    require_scales("x_scales", x_scales, m)
+    require_scales("w_scales", w_scales, n)
 
     def constants(arch: str, config: Config) -> dict[str, Any]:
-        promote = BLOCK if arch == "sm_90" and not blocks else 0
-        return {"BLOCKS": blocks, "DECODE": arch not in NATIVE, "PROMOTE": promote, **depth(k, config)}
+        promote = SUMMED if arch == "sm_90" else 0
+        return {"DECODE": arch not in NATIVE, "PROMOTE": promote, **depth(k, config)}
 
     made = plan_product(
         KERNEL,
@@ -251,15 +225,12 @@ def plan(
         w,
         {**given, "out_dtype": out_dtype or torch.bfloat16},
         bits=8,
-        group=BLOCK if blocks else 0,
         weights={
             "x_scales_ptr": x_scales,
             "w_scales_ptr": w_scales,
             # 0 where there is one for all rows.
             "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
             "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
-            "stride_xsk": x_scales.stride(1),
-            "stride_wsk": w_scales.stride(1),
         },
         constants=constants,
         arch=arch,
@@ -270,23 +241,19 @@ def plan(
     return made
 
 
-def require_scales(
-    name: str, scales: torch.Tensor, rows: int, block_rows: int, block_columns: int, blocks: bool
-) -> None:
-    """Raise KernelError unless scales are float32 of the shape that their form asks for."""
-    allowed = [(block_rows, block_columns)] if blocks else [(rows, 1), (1, 1)]
-    if tuple(scales.shape) not in allowed:
-        want = " or ".join(str(list(shape)) for shape in allowed)
-        raise KernelError(f"{name} must have shape {want}, got {list(scales.shape)}")
+def require_scales(name: str, scales: torch.Tensor, rows: int) -> None:
+    """Raise KernelError unless there is a float32 scale for each row, or for all."""
+    if tuple(scales.shape) not in [(rows, 1), (1, 1)]:
+        raise KernelError(f"{name} must have shape {[rows, 1]} or [1, 1], got {list(scales.shape)}")
     if scales.dtype != torch.float32:
         raise KernelError(f"{name} must be torch.float32, got {scales.dtype}")
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    make, depth = empties(dtype, device), cdiv(shape.k, BLOCK) if shape.group else 1
-    scales = (make(rows, depth, kind="float32") for rows in (shape.m, cdiv(shape.n, shape.group or 1)))
+    make = empties(dtype, device)
+    scales = (make(rows, 1, kind="float32") for rows in (shape.m, shape.n))
     return (make(shape.m, shape.k), make(shape.n, shape.k), *scales), {"gated": shape.gated}
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), groups=(0, BLOCK), typical=MatmulShape(4096, 4096, 4096))
+KERNEL = Kernel.of(globals(), typical=MatmulShape(4096, 4096, 4096))

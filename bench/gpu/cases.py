@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
+from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, QUANTIZED, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
 from nnfront_kernels.add_low_rank import LowRankShape
 from nnfront_kernels.attention_decode import DecodeShape
@@ -159,7 +159,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [*plain, replace(plain[0], zero_points=True)]
     assert name == "quantize_fp8", name
     norms = [QuantizeShape(m, 4096, norm=True) for m in (1, 64)]
-    return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups] + norms
+    return [QuantizeShape(m, 4096) for m in (16, 4096)] + norms
 
 
 def small(run: Run, is_half: bool) -> Run:
@@ -201,7 +201,7 @@ def edges(names: list[str]) -> list[tuple[str, Case]]:
     for kernel in (kernel for kernel in MATMULS if kernel.name in names):
         for index, (m, n, k) in enumerate(sizes):
             facts: dict[str, Any] = {}
-            if kernel.groups != (0,):
+            if kernel.name in QUANTIZED:
                 group = kernel.groups[index % len(kernel.groups)]
                 k = max(group, 16) * (1 + index % 4)
                 facts = {"group": group, "zero_points": kernel.name == "matmul_int4" and index % 2 == 1}

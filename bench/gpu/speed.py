@@ -99,7 +99,7 @@ def baselines(run: Run, arguments: tuple[Any, ...]) -> list[tuple[str, Callable[
     if run.kernel in ("matmul", "matmul_tma", "matmul_small_m"):
         x, w = arguments[:2]
         return [("torch", lambda: x @ w.T)]
-    if run.kernel.startswith("matmul_fp8") and not shape.group and arguments[0].is_cuda:
+    if run.kernel.startswith("matmul_fp8") and arguments[0].is_cuda:
         x, w, x_scales, w_scales = arguments
         scales = {"scale_a": x_scales, "scale_b": w_scales.T.contiguous()}
         return [("torch fp8", lambda: torch._scaled_mm(x, w.T, **scales, out_dtype=torch.bfloat16))]

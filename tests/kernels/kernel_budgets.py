@@ -109,7 +109,7 @@ def others(kernel: Kernel, archs: Sequence[str]) -> list[Build]:
             shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
         if kernel.name == "unpack_weight":
             shapes += [replace(shape, group=32, zero_points=True), replace(shape, bits=8)]
-        if kernel.name == "quantize_fp8" and not shape.group:
+        if kernel.name == "quantize_fp8":
             shapes.append(replace(shape, norm=True))
         if hasattr(shape, "fp8"):
             made.append(chosen(kernel, arch, replace(shape, fp8=True), dtype))

@@ -271,23 +271,19 @@ def _int8(case: Case, rows: int, normal: Any, place: Any) -> Any:
 
 
 def _fp8(case: Case, rows: int, normal: Any, place: Any) -> Any:
-    """Random codes of many magnitudes, and scales for blocks of 128, for rows, or for a whole matrix."""
+    """Random codes of many magnitudes, and scales for rows, or for a whole matrix."""
 
     def codes(count: int) -> torch.Tensor:
         magnitudes = torch.exp2(4 * normal(count, case.k, dtype=torch.float64)).clamp(2.0**-9, 448)
         return (magnitudes * normal(count, case.k, dtype=torch.float64).sign()).to(FP8)
 
-    def scaled(q: torch.Tensor, tall: int, wide: int) -> tuple[torch.Tensor, torch.Tensor]:
-        down, across = -(-q.shape[0] // tall), -(-q.shape[1] // wide)
-        scales = normal(down, across, dtype=torch.float32).abs() / 512 + 1 / 2048
-        spread = torch.kron(scales.double(), torch.ones(tall, wide, dtype=torch.float64))
-        return place(scales), q.double() * spread[: q.shape[0], : q.shape[1]]
+    def scaled(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = normal(1 if whole else len(q), 1, dtype=torch.float32).abs() / 512 + 1 / 2048
+        return place(scales), q.double() * scales.double()
 
     whole = (case.m + case.n) % 3 == 0
     x, w = codes(case.m), codes(rows)
-    wide = case.group or case.k
-    x_scales, dense_x = scaled(x, case.m if whole and not case.group else 1, wide)
-    w_scales, dense = scaled(w, case.group or (rows if whole else 1), wide)
+    (x_scales, dense_x), (w_scales, dense) = scaled(x), scaled(w)
     return place(x), dense_x, (place(w), x_scales, w_scales), dense, dense.abs()
 
 

@@ -127,8 +127,6 @@ def test_a_weight_of_a_norm_needs_a_norm_and_is_as_long_as_a_row():
     ):
         with pytest.raises(KernelError, match=message):
             nnfront_kernels.matmul_small_m.plan(x, w, arch="sm_90", norm_eps=eps, norm_weight=weight)
-    with pytest.raises(KernelError, match="rows that are normalised have one scale each, got groups"):
-        nnfront_kernels.quantize_fp8.plan(x, arch="sm_90", group=128, norm_eps=EPS)
 
 
 def test_the_definition_is_the_norm_of_torch():
