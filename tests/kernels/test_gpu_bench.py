@@ -53,7 +53,7 @@ def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
     assert {row["kernel"] for row in results["rows"]} == {k.name for k in nnfront_kernels.KERNELS}
     assert results["wrong"] == []
     assert set(results["parts"]) == set(parts.split(","))
-    assert all(line.startswith("compute-sanitizer") for line in results["skipped"])
+    assert results["skipped"] == []  # the fault that was made on purpose is looked for, too
     assert set(results["machine"]) == {"date", "card", "python", "torch", "triton", "cuda"}
     assert "interpreter" in results["machine"]["card"]
     for row in results["rows"]:
