@@ -67,8 +67,13 @@ class Pool:
         return taken
 
     def _fill(self, pages: list[int]) -> None:
+        index = self._sent(pages)
         for buffer in self.buffers:
-            buffer.index_fill_(-3, sent(pages, torch.int64, buffer.device), 0)
+            buffer.index_fill_(-3, index, 0)
+
+    def _sent(self, pages: list[int]) -> torch.Tensor:
+        """Numbers of pages where the buffers are: all are on one device, to which they go once."""
+        return sent(pages, torch.int64, self.buffers[0].device)
 
     def share(self, pages: Iterable[int]) -> None:
         """Count one more sequence that holds each."""
@@ -95,7 +100,7 @@ class Pool:
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what lies in some pages to others, in every layer."""
+        source, target = self._sent(sources), self._sent(targets)
         for buffer in self.buffers:
-            source, target = (sent(x, torch.int64, buffer.device) for x in (sources, targets))
             pages = buffer.movedim(-3, 0)
             pages[target] = pages[source]

@@ -222,6 +222,22 @@ def launches(name: str, page_size: int | None, steps: int) -> list[list[str]]:
     return found[2:]
 
 
+def used_page_launches() -> list[str]:
+    """What the host gives the device besides the graph in a step that begins a page which was somebody's before."""
+    one, _, capturer = pair("llama")
+    cache = one.make_cache(batch=2, max_seq=64, page_size=16, pages=8)
+    one["prefill"](ids(2, 64), cache)
+    cache.reset()
+    one["prefill"](ids(2, 45), cache)
+    for step in range(4):
+        if step == 2:
+            for tape in capturer.tapes:
+                tape.entries.clear()
+        with Counting() as counting:
+            one["decode"](ids(2, 1), cache)
+    return counting.names
+
+
 def prompt_launches() -> list[str]:
     """What the host gives the device besides the graph for a prompt of a length of its own, on the kernels."""
     one, _, capturer = graph_runs.pair()

@@ -7,7 +7,16 @@ from collections import Counter
 
 import pytest
 from few_of import few_of
-from state_graph_runs import caches_share, cross, decode, launches, prompt_launches, states_share, wander
+from state_graph_runs import (
+    caches_share,
+    cross,
+    decode,
+    launches,
+    prompt_launches,
+    states_share,
+    used_page_launches,
+    wander,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,12 @@ def test_a_new_page_is_sent_once_for_all_layers(interpreted):
     (new,) = (step for step in steps if step != ["copy_", "copy_"])
     assert new.count("index_put_") == 1
     assert new.count("copy_") <= 4
+
+
+def test_pages_that_were_used_before_are_named_once_for_the_buffers_of_all_layers(interpreted):
+    found = Counter(interpreted(used_page_launches))
+    assert found["index_fill_"] == 4  # keys and values of two layers
+    assert found["lift_fresh"] == 2  # which pages, and where in the table
 
 
 def test_caches_of_one_pool_of_pages_share_what_was_captured(interpreted):
