@@ -6,15 +6,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Symbol
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
-from nnfront.ir.types import FunctionType, Type, sizes_of
+from nnfront.ir.types import FunctionType, Type, type_symbols
 from nnfront.ir.walk import functions_of, walk_exprs
 
 # public: callable from outside. private: called by other functions only. transform: runs once, over weights.
@@ -83,10 +82,7 @@ class Function:
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """The dims that the parameters' types name, by first occurrence."""
-        sizes = chain.from_iterable(sizes_of(param.type) for param in self.params)
-        return tuple(
-            dict.fromkeys(symbol for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
-        )
+        return tuple(dict.fromkeys(symbol for param in self.params for symbol in type_symbols(param.type)))
 
     def with_(self, **changes: Any) -> Function:
         """Return a copy with some fields replaced."""
@@ -155,7 +151,7 @@ class IRModule(Mapping[str, Function]):
     def with_versions(
         self, methods: Mapping[str, Function], made: Iterable[tuple[str, Function]]
     ) -> IRModule:
-        """Return a module with methods rewritten, by name, and in front of each private function the versions made of it, one of which may take its name; what is called no more goes."""
+        """Return a module with methods rewritten, by name, and behind each private function the versions made of it, one of which may take its name; what is called no more goes."""
         versions: dict[str, list[Function]] = {}
         for name, function in made:
             versions.setdefault(name, []).append(function)
@@ -163,7 +159,7 @@ class IRModule(Mapping[str, Function]):
         for old in self.functions:
             own = versions.get(old.name, [])
             is_replaced = any(f.name == old.name for f in own)
-            functions += own if is_replaced else [*own, methods.get(old.name, old)]
+            functions += own if is_replaced else [methods.get(old.name, old), *own]
         called = {callee for f in functions for callee in f.callees}
         return self.with_functions(f for f in functions if f.name not in versions or f.name in called)
 
