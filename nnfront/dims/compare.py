@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from nnfront.dims.divide import check_divisor, floordiv, is_nonnegative, mod
+from nnfront.dims.divide import check_divisor, floordiv, is_nonnegative, map_atoms, mod
 from nnfront.dims.polynomial import (
     Call,
     Coefficient,
@@ -76,15 +76,7 @@ def divides(k: int, a: Form) -> bool | None:
 
 def plain(a: Form) -> Form:
     """A normal form for comparing, not for reading: no `mod`, and coefficients under `//` reduced to [0, divisor)."""
-    parts = [constant(a[1])]
-    for monomial, value in a[0]:
-        product = constant(value.numerator)
-        for atom, power in monomial:
-            factor = _plain_atom(atom)
-            for _ in range(power):
-                product = multiply(product, factor)
-        parts.append(product if value.denominator == 1 else floordiv(product, constant(value.denominator)))
-    return add_all(parts)
+    return map_atoms(a, _plain_atom)
 
 
 def _plain_atom(atom: Symbol | Call) -> Form:

@@ -9,12 +9,14 @@ constant lies in [0, divisor), and common factors are cancelled. A rounded-up qu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from nnfront.dims.polynomial import (
     INF,
     ONE,
     ZERO,
+    Atom,
     Bounds,
     Call,
     Coefficient,
@@ -22,6 +24,7 @@ from nnfront.dims.polynomial import (
     Monomial,
     Terms,
     add,
+    add_all,
     bounds,
     constant,
     divisor,
@@ -99,6 +102,19 @@ def mod(a: Form, b: Form) -> Form:
         # (g*x) % (g*y) is g * (x % y).
         return multiply(mod(reduced, by), divide(b, by)[0])
     return _mod_atom(rest, b)
+
+
+def map_atoms(form: Form, atom: Callable[[Atom], Form]) -> Form:
+    """The form with something in the place of each atom."""
+    parts = [constant(form[1])]
+    for monomial, value in form[0]:
+        product = constant(value.numerator)
+        for each, power in monomial:
+            factor = atom(each)
+            for _ in range(power):
+                product = multiply(product, factor)
+        parts.append(product if value.denominator == 1 else floordiv(product, constant(value.denominator)))
+    return add_all(parts)
 
 
 def ceildiv(a: Form, b: Form) -> Form:

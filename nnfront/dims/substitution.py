@@ -5,27 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfront.dims.divide import floordiv, mod
+from nnfront.dims.divide import floordiv, map_atoms, mod
 from nnfront.dims.min_max import extreme
-from nnfront.dims.polynomial import Atom, Form, add_all, constant, multiply, of_atom
+from nnfront.dims.polynomial import Atom, Form, of_atom
 from nnfront.dims.symbol import Symbol
 
 
 def rebuild(form: Form, values: Mapping[Symbol, Form]) -> Form:
     """The form with each symbol in `values` replaced, all at once; the same object if none occurs."""
-    parts = [constant(form[1])]
     changed = False
-    for monomial, value in form[0]:
-        product = constant(value.numerator)
-        for atom, power in monomial:
-            factor = _rebuild_atom(atom, values)
-            changed |= factor is not None
-            for _ in range(power):
-                product = multiply(product, of_atom(atom) if factor is None else factor)
-        if value.denominator > 1:
-            product = floordiv(product, constant(value.denominator))
-        parts.append(product)
-    return add_all(parts) if changed else form
+
+    def replaced(atom: Atom) -> Form:
+        nonlocal changed
+        found = _rebuild_atom(atom, values)
+        changed |= found is not None
+        return of_atom(atom) if found is None else found
+
+    made = map_atoms(form, replaced)
+    return made if changed else form
 
 
 def _rebuild_atom(atom: Atom, values: Mapping[Symbol, Form]) -> Form | None:
