@@ -19,7 +19,7 @@ from nnfront.ops.rules import (
     Dtype,
     Flag,
     Number,
-    integer,
+    Whole,
     require,
     require_float,
     require_same,
@@ -247,9 +247,9 @@ def attention(
     *,
     scale: Number | None = None,
     is_causal: Flag = True,
-    window: int | None = None,
+    window: Whole | None = None,
     softcap: Number | None = None,
-    value_size: int | None = None,
+    value_size: Whole | None = None,
 ) -> TensorType | TupleType:
     """Attention of new tokens to themselves and, with a cache, to all that came before them.
 
@@ -268,6 +268,9 @@ def attention(
     there is one for each key.
     Source: sinks as in gpt-oss, softcap as in Gemma 2 (arXiv 2408.00118), value_size as in DeepSeek-V2 (arXiv 2405.04434).
     """
+    for name, number in (("window", window), ("softcap", softcap), ("value_size", value_size)):
+        require(number is None or number > 0, "{} must be positive, got {}", name, number)
+    require(window is None or is_causal, "a window needs causal attention")
     if cache is None:
         require(
             k is not None, "k is missing", help="without k the cache of another layer is read: cache=cache[i]"
@@ -301,18 +304,6 @@ def attention(
     if k is not None and (is_causal or cache is not None):
         require_same(q.shape[1], k.shape[1], "causal attention needs as many queries as keys, got {} and {}")
     return y if cache is None else TupleType((y, cache))
-
-
-@attention.normalize
-def _(is_causal: bool, window: int | None, softcap: float | None, value_size: int | None) -> dict[str, Any]:
-    if window is not None:
-        require(integer(window, "window") > 0, "window must be positive, got {}", window)
-        require(is_causal, "a window needs causal attention")
-    if softcap is not None:
-        require(softcap > 0, "softcap must be positive, got {}", softcap)
-    if value_size is not None:
-        require(integer(value_size, "value_size") > 0, "value_size must be positive, got {}", value_size)
-    return {}
 
 
 @attention.reference

@@ -142,6 +142,7 @@ def chunk(x: TensorType, chunks: Whole, dim: Axis = 0) -> TupleType:
 
     The result is a tuple. Source: torch.chunk.
     """
+    require(0 < chunks <= MAX_FIELDS, "{} chunks", chunks)
     size = x.shape[dim]
     if isinstance(size, int):
         part = max(-(-size // chunks), 0)
@@ -159,9 +160,3 @@ def chunk(x: TensorType, chunks: Whole, dim: Axis = 0) -> TupleType:
         )
         sizes = [floordiv(size, chunks)] * chunks
     return TupleType(tuple([TensorType((*x.shape[:dim], s, *x.shape[dim + 1 :]), x.dtype) for s in sizes]))
-
-
-@chunk.normalize
-def _(chunks: int) -> dict[str, Any]:
-    require(0 < chunks <= MAX_FIELDS, "{} chunks", chunks)
-    return {}

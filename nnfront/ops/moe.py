@@ -56,6 +56,13 @@ def moe_mlp(
     up_offset: added to up. gated=False: down(activation(up(x))), gate_up [num_experts, size, hidden] being up alone.
     Source: the sparse layer of Mixtral (arXiv 2401.04088), section 2.1.
     """
+    known = ", ".join(ACTIVATIONS)
+    require(activation in ACTIVATIONS, "activation must be one of {}, got {!r}", known, activation)
+    require(alpha == 1 or activation == "silu", "alpha is for silu, the activation is {}", activation)
+    require(limit is None or limit > 0, "limit must be positive, got {}", limit)
+    only_gated = {"interleaved": interleaved, "limit": limit, "up_offset": up_offset}
+    given = [name for name, value in only_gated.items() if value]
+    require(gated or not given, "without a gate there is no {}", " and no ".join(given))
     for name, tensor in (("x", x), ("gate_up", gate_up), ("down", down), ("weights", weights)):
         require_float(tensor, name)
     require_integer(experts, "experts")
@@ -86,24 +93,6 @@ def moe_mlp(
             require_same(bias.shape[0], matrix.shape[0], f"{name}_bias has {{}} experts, {name} has {{}}")
             require_same(bias.shape[1], matrix.shape[1], f"{name}_bias has {{}} elements, {name} gives {{}}")
     return x
-
-
-@moe_mlp.normalize
-def _(
-    activation: Any, gated: bool, interleaved: bool, alpha: float, limit: float | None, up_offset: float
-) -> dict[str, Any]:
-    require(
-        activation in ACTIVATIONS,
-        "activation must be one of {}, got {}",
-        ", ".join(ACTIVATIONS),
-        repr(activation),
-    )
-    require(alpha == 1 or activation == "silu", "alpha is for silu, the activation is {}", activation)
-    require(limit is None or limit > 0, "limit must be positive, got {}", limit)
-    only_gated = {"interleaved": interleaved, "limit": limit, "up_offset": up_offset}
-    given = [name for name, value in only_gated.items() if value]
-    require(gated or not given, "without a gate there is no {}", " and no ".join(given))
-    return {}
 
 
 @moe_mlp.reference

@@ -84,6 +84,7 @@ def causal_conv1d(
     activation: None or "silu", of y.
     Source: Mamba (arXiv 2312.00752), section 3.4.
     """
+    require(activation in (None, "silu"), "activation must be None or 'silu', got {!r}", activation)
     require_float(x)
     require_axes("x", x, 3)
     require_axes("weight", weight, 2)
@@ -95,12 +96,6 @@ def causal_conv1d(
     require_shape("state", state, (batch, channels, width - 1))
     kept = TensorType((batch, channels, width - 1), x.dtype if state is None else state.dtype)
     return TupleType((x, kept))
-
-
-@causal_conv1d.normalize
-def _(activation: Any) -> dict[str, Any]:
-    require(activation in (None, "silu"), "activation must be None or 'silu', got {!r}", activation)
-    return {}
 
 
 @causal_conv1d.reference
