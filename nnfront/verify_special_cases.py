@@ -11,9 +11,8 @@ import torch
 
 from nnfront.cases.conditions import GENERAL
 from nnfront.compiler import Executable, compile
-from nnfront.dims import Dim
 from nnfront.errors import RunError
-from nnfront.ir import IRModule, type_text
+from nnfront.ir import IRModule, type_symbols, type_text
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
 from nnfront.runtime.random_arguments import RandomArguments, copied
@@ -133,10 +132,9 @@ def _random_weights(executable: Executable, seed: int, dims: Mapping[str, int]) 
     made = {}
     for name, type in weight_uses(executable.program).wanted.items():
         numbers = {}
-        for size in type.shape:
-            for symbol in size.symbols if isinstance(size, Dim) else ():
-                step = symbol.multiple_of
-                numbers[symbol.name] = dims.get(symbol.name, max(int(symbol.low), -(-2 // step) * step))
+        for symbol in type_symbols(type):
+            step = symbol.multiple_of
+            numbers[symbol.name] = dims.get(symbol.name, max(int(symbol.low), -(-2 // step) * step))
         tensor = RandomArguments.tensor(type, numbers, generator, (0, 2))
         # Rows of a product keep the size of numbers as they are, whatever their length.
         is_matrix = tensor.dim() > 1 and tensor.is_floating_point()

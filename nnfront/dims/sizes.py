@@ -178,15 +178,16 @@ def substitute(a: Size, mapping: Mapping[Symbol, Size]) -> Size:
     plain = single_symbol(a._form)
     if plain is not None:
         return mapping.get(plain, a)
-    values = {symbol: form_of(mapping[symbol]) for symbol in a.symbols if symbol in mapping}
-    values = {symbol: form for symbol, form in values.items() if not _is_unchanged(symbol, form)}
+    found = {symbol: mapping[symbol] for symbol in a.symbols if symbol in mapping}
+    values = {symbol: form_of(size) for symbol, size in found.items() if not is_itself(symbol, size)}
     form = rebuild(a._form, values)
     return a if form is a._form else size_of(form)
 
 
-def _is_unchanged(symbol: Symbol, form: Form) -> bool:
-    plain = single_symbol(form)
-    return plain is not None and plain == symbol and plain.facts == symbol.facts
+def is_itself(symbol: Symbol, a: Size) -> bool:
+    """Whether a size is nothing but a symbol, with all that is known of that and no more."""
+    own = as_symbol(a)
+    return own == symbol and own is not None and own.facts == symbol.facts
 
 
 def with_facts(a: Size, facts: Mapping[Symbol, Symbol]) -> Size:

@@ -19,10 +19,11 @@ def symbols_in(function: FunctionLike) -> tuple[Symbol, ...]:
     found: dict[Symbol, None] = {}
     seen: set[int] = set()
     for item in items:
-        if id(item) not in seen:
-            seen.add(id(item))
-            for dim in dims_in(item):
+        for dim in () if id(item) in seen else dims_in(item):
+            if id(dim) not in seen:
                 found.update(dict.fromkeys(symbol for symbol in dim.symbols if symbol not in found))
+            seen.add(id(dim))
+        seen.add(id(item))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from nnfront.dims import (
     Size,
     Symbol,
     describe_facts,
-    of_symbol,
+    is_itself,
     same,
     satisfies,
     substitute,
@@ -117,7 +117,7 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
     at = unify(patterns, sizes, bound)
     if at is not None:
         raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
-    if all(_is_renamed(old, new) for old, new in bound.items()):
+    if all(is_itself(symbol, size) for symbol, size in bound.items()):
         return function.result_type
     _check_facts(function, bound)
     return substitute_type(function.result_type, bound)
@@ -135,11 +135,6 @@ def _check_facts(function: Function, bound: Mapping[Symbol, Size]) -> None:
                 details=known,
                 help="say as much of the caller's dims, or less of the function's",
             )
-
-
-def _is_renamed(symbol: Symbol, size: Size) -> bool:
-    """Whether a callee's dim is the caller's of the same name, and as much is known of both."""
-    return isinstance(size, Dim) and same(of_symbol(symbol), size) and size.symbols[0].facts == symbol.facts
 
 
 def without_sizes(type: Type) -> Type:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nnfront.errors import VerifyError
+from nnfront.ir.callgraph import reached
 from nnfront.ir.expr import Atom, Binding, Call, Var
 from nnfront.ir.types import TensorType
 from nnfront.ir.verifier_view import Body, Scope
@@ -63,13 +64,6 @@ def _meetings(scope: Scope, functions: Mapping[str, Function]) -> Iterator[tuple
 
 def _meetings_of(names: Iterator[str], functions: Mapping[str, Function]) -> Iterator[str]:
     """The collectives of functions and of those that they call."""
-    left, seen = list(names), set[str]()
-    while left:
-        name = left.pop()
-        if name in seen or name not in functions:
-            continue
-        seen.add(name)
-        for expr in walk_exprs(functions[name]):
-            if isinstance(expr, Call) and expr.op.collective:
-                yield expr.op.name
-            left += functions_of(expr)
+    called = [functions[name] for name in names]
+    every = (*called, *(functions[name] for name in reached(functions, called)))
+    return (e.op.name for f in every for e in walk_exprs(f) if isinstance(e, Call) and e.op.collective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnfront.dims import Dim, Symbol, describe_facts, equal, of_symbol, same
+from nnfront.dims import Dim, Symbol, as_symbol, describe_facts, equal
 from nnfront.errors import NnfrontError, VerifyError
 from nnfront.ir.attributes import RULE_ERRORS
 from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
@@ -29,7 +29,8 @@ def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> 
             yield from _undefined(body, branch, known, set(fine) if body.defines_dims else fine)
         value, dims = binding.value, body.operand_dims.get(binding, [])
         if isinstance(value, MatchShape):
-            new = _bare_symbols(value.type) - known
+            # By themselves: those that matching a value tells.
+            new = {s for size in sizes_of(value.type) if (s := as_symbol(size)) is not None} - known
             defined |= new
             known |= new
             dims = [size for size in sizes_of(value.type) if isinstance(size, Dim)]
@@ -45,14 +46,6 @@ def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> 
                 help = "a parameter's type or a match_shape ahead of it must name it"
                 yield body.error(what, binding, help=help)
     known -= defined
-
-
-def _bare_symbols(type: Type) -> set[Symbol]:
-    """The dims that a type says by themselves, so that matching a value against it tells what they are."""
-    sizes = [size for size in sizes_of(type) if isinstance(size, Dim)]
-    return {
-        size.symbols[0] for size in sizes if len(size.symbols) == 1 and same(size, of_symbol(size.symbols[0]))
-    }
 
 
 def v14_dims_mean_one_thing(body: Body) -> Iterator[VerifyError]:

@@ -108,7 +108,8 @@ def sizes_in_attrs(expr: Expr) -> Iterator[Dim]:
     """Yield the sizes in an expression's attributes, and in the type that a `match_shape` checks."""
     if isinstance(expr, Call):
         for attr in expr.attrs.values():
-            yield from dims_in(attr)
+            if not isinstance(attr, (int, float, str)):  # as most are
+                yield from dims_in(attr)
     elif isinstance(expr, MatchShape):
         yield from (size for size in sizes_of(expr.type) if isinstance(size, Dim))
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute, unify
+from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, substitute, unify
 from nnfront.errors import LowerError
 from nnfront.ir import (
     Atom,
@@ -47,7 +47,7 @@ from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, 
 from nnfront.lower.program import Argument, MethodProgram, Place, Program
 from nnfront.lower.schedule import finish
 from nnfront.lower.signature import bind_dims, bound_at_load, bound_by_weights
-from nnfront.lower.slots import Frame, bare_symbol, dims_in
+from nnfront.lower.slots import Frame, dims_in
 
 Choose: TypeAlias = Callable[[Block, Frame, str], Block]
 """Gives the instructions of a body their kernels, those of a target."""
@@ -338,7 +338,7 @@ class _Lowering:
                 for symbol in type_symbols(binding.value.type):
                     if symbol not in bound:
                         bound[symbol] = of_symbol(Symbol.fresh(symbol.name, *symbol.facts))
-        same = all(isinstance(size, Dim) and bare_symbol(size) == symbol for symbol, size in bound.items())
+        same = all(as_symbol(size) == symbol for symbol, size in bound.items())
         return {} if same else bound
 
     def _if(self, branch: If, var: Var, scope: _Scope, provenance: Provenance | None) -> Structure:
@@ -369,11 +369,7 @@ class _Lowering:
         type = scope.type(match.type)
         new: dict[Symbol, int] = {}
         for size in sizes_of(type):
-            if (
-                isinstance(size, Dim)
-                and (symbol := bare_symbol(size)) is not None
-                and symbol not in self._defined
-            ):
+            if (symbol := as_symbol(size)) is not None and symbol not in self._defined:
                 new[symbol] = self.frame.dim(symbol)
         self.define(new)
         for symbol in type_symbols(type):

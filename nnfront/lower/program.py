@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Dim, Symbol, as_symbol
 from nnfront.ir import Role, Type, type_text
 from nnfront.lower.instructions import Block, Slot, Structure
 
@@ -67,7 +67,7 @@ class DimBinding:
     @property
     def is_solved(self) -> bool:
         """Whether the place says it through an expression, such as `2*n`, that has to be solved."""
-        return self.size.symbols != (self.symbol,) or str(self.size) != self.symbol.name
+        return as_symbol(self.size) != self.symbol
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nnfront.dims import Dim, Symbol, of_symbol, same
+from nnfront.dims import Dim, Symbol, as_symbol, of_symbol
 from nnfront.ir import Constant, Names, ScalarType, ShapeType, TupleType, Type
 from nnfront.lower.instructions import Slot, SlotKind, Structure
 
@@ -58,7 +58,7 @@ class Frame:
         """Add a size: an expression over dims, or a nested tuple of them. A number or a bare dim needs no slot of its own."""
         if isinstance(value, int):
             return self.constant(value)
-        if isinstance(value, Dim) and (symbol := bare_symbol(value)) is not None:
+        if (symbol := as_symbol(value)) is not None:
             return self.dim(symbol)
         type = ScalarType("int64", value) if isinstance(value, Dim) else ShapeType(())
         return self._once(("size", value), f"size{len(self.slots)}", "size", type, value)
@@ -67,12 +67,6 @@ class Frame:
         if key not in self._known:
             self._known[key] = self.add(name, kind, type, value)
         return self._known[key]
-
-
-def bare_symbol(size: Dim) -> Symbol | None:
-    """Return the symbol if the size is nothing but that."""
-    symbols = size.symbols
-    return symbols[0] if len(symbols) == 1 and same(size, of_symbol(symbols[0])) else None
 
 
 def dims_in(value: Any) -> Iterator[Dim]:

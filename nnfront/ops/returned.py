@@ -19,7 +19,7 @@ from nnfront.ir import (
     TensorType,
     TupleType,
     Type,
-    sizes_of,
+    type_symbols,
     type_text,
 )
 from nnfront.ops.control import extern
@@ -65,7 +65,7 @@ def check_returned(
     """
     if _fits(type, value, dims, device, handles):
         return
-    symbols = dict.fromkeys(s for size in sizes_of(type) if isinstance(size, Dim) for s in size.symbols)
+    symbols = dict.fromkeys(type_symbols(type))
     known = ", ".join(f"{symbol} = {dims[symbol]}" for symbol in symbols if symbol in dims)
     raise RunError(
         f"{who} returned {value_text(value, device)}",

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
+from nnfront.dims import Symbol, is_itself, of_symbol, substitute
 from nnfront.errors import PassError
 from nnfront.ir import (
     Binding,
@@ -126,15 +126,9 @@ class _Inlining(Knowing):
             if self._dims is None:
                 self._dims = Names(symbol.name for symbol in symbols_in(self._caller))
             bound.update({s: of_symbol(Symbol(self._dims.unique(s.name), 0, *s.facts)) for s in own})
-        if all(_is_itself(symbol, size) for symbol, size in bound.items()):
+        if all(is_itself(symbol, size) for symbol, size in bound.items()):
             return None
         return lambda size: substitute(size, bound)
-
-
-def _is_itself(symbol: Symbol, size: Size) -> bool:
-    """Whether a callee's dim is the caller's of the same name, and as much is known of both."""
-    own = as_symbol(size)
-    return own == symbol and own is not None and own.facts == symbol.facts
 
 
 def _within(outer: Provenance | None) -> Callable[[Provenance | None], Provenance | None]:

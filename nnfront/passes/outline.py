@@ -275,7 +275,7 @@ class _Outlining:
         if not match.shared.issuperset(shared):
             return None
         own = {b.var for b in bindings}
-        is_early = any(b.var not in own and not _read(b).isdisjoint(shared) for b in span)
+        is_early = any(b.var not in own and not set(shared).isdisjoint(used_vars(b.value)) for b in span)
         return None if is_early else shared
 
     def _call(self, root: Binding, region: _Region) -> list[Binding]:
@@ -296,13 +296,3 @@ class _Outlining:
         if isinstance(value, If):
             return binding.with_value(map_expr(value, lambda atom: atom, self._block))
         return binding
-
-
-def _read(binding: Binding) -> set[Var]:
-    """What a binding reads, those of its branches included."""
-    value = binding.value
-    if not isinstance(value, If):
-        return set(used_vars(value))
-    inner = {var for block in (value.then, value.otherwise) for b in block.bindings for var in _read(b)}
-    atoms = (value.condition, value.then.result, value.otherwise.result)
-    return inner | {atom for atom in atoms if isinstance(atom, Var)}

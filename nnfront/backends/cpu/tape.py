@@ -33,9 +33,9 @@ from nnfront.backends.cpu.tape_builder import (
     Write,
     demand,
 )
-from nnfront.dims import Size, Symbol, evaluate
+from nnfront.dims import Size, Symbol, as_symbol, evaluate
 from nnfront.lower import Run, Slot, StateLayerType, TensorType
-from nnfront.lower.slots import bare_symbol, dims_in
+from nnfront.lower.slots import dims_in
 from nnfront.runtime.execute import Code, execute
 from nnfront.state.between import BETWEEN
 
@@ -121,7 +121,7 @@ class TapeStep:
     ) -> None:
         self.pairs, self.slots, self.method, self.writers = pairs, slots, method, writers
         self.runs: list[Run] = [run for _, run in pairs if isinstance(run, Run)]
-        read = {bare_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
+        read = {as_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
         used = dict.fromkeys(slot for run in self.runs for slot in (*run.operands, *run.outputs))
         symbols = dict.fromkeys(s for slot in used for dim in _dims_of(slots[slot]) for s in dim.symbols)
         self._dims = {symbol: read[symbol] for symbol in symbols if symbol in read}

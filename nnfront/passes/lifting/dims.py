@@ -15,6 +15,7 @@ from nnfront.ir import (
     MatchShape,
     Type,
     sizes_of,
+    type_symbols,
     walk_exprs,
 )
 
@@ -36,8 +37,7 @@ def matched(function: Function) -> Iterator[Symbol]:
     """Yield the symbols in the types that a function's `match_shape`s check."""
     for expr in walk_exprs(function):
         if isinstance(expr, MatchShape):
-            for size in dims_of((expr.type,)):
-                yield from size.symbols
+            yield from type_symbols(expr.type)
 
 
 class KnownDims:

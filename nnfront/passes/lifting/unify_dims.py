@@ -7,12 +7,12 @@ same place of the same weight, and only then. A transform may have one name for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import permutations
 from typing import TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute
-from nnfront.ir import Function, TupleType, Type, map_sizes, sizes_of, symbols_in
+from nnfront.ir import Function, TupleType, Type, map_sizes, sizes_of, symbols_in, type_symbols
 from nnfront.passes.lifting.dims import dims_of
 from nnfront.passes.sizes import resize
 
@@ -73,7 +73,11 @@ def _weight_types(function: Function, transforms: Mapping[str, Function]) -> dic
         own = _restating(transform, [function])
         known = {s for s in symbols_in(function) if s.uid}
         made_of = {("", p.name): _renamed(p.type, own) for p in transform.params}
-        types |= {place: type for place, type in made_of.items() if known.issuperset(_fresh(type))}
+        types |= {
+            place: type
+            for place, type in made_of.items()
+            if known.issuperset(s for s in type_symbols(type) if s.uid)
+        }
     return types
 
 
@@ -119,12 +123,6 @@ def _renaming(pairs: Iterable[tuple[Type, Type]]) -> Renaming:
                 found = {symbol: substitute(size, names) for symbol, size in found.items()} | names
                 break
     return found
-
-
-def _fresh(type: Type) -> Iterator[Symbol]:
-    for size in sizes_of(type):
-        if isinstance(size, Dim):
-            yield from (symbol for symbol in size.symbols if symbol.uid)
 
 
 def _renamed(type: Type, own: Renaming) -> Type:
