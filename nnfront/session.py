@@ -125,14 +125,14 @@ class Session(Mapping[str, Method]):
         """
         with self._updating:
             with self.backend.upload(self.program.target) as send:
-                renewed = renew(self._current, weights, self.sources, cast=cast, send=send)
+                renewed, raw, results = renew(self._current, weights, self.sources, cast=cast, send=send)
             loaded = dict(self._loaded_methods.loaded)
             for name, method in self._methods.items():
-                results = renewed.results.get(method.program.transform or "", {})
-                changed: Values = {"weight": renewed.raw, "transformed": results}
+                made = results.get(method.program.transform or "", {})
+                changed: Values = {"weight": raw, "transformed": made}
                 if any(w.name in changed.get(w.role, {}) for w in method.program.weights):
                     loaded[name] = method.with_weights(changed)
-            before, self._current = self._current, renewed.current
+            before, self._current = self._current, renewed
             self._loaded_methods.loaded = loaded
         return tuple(n for n, value in self.weights.items() if value is not before.weights[n])
 

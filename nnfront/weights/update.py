@@ -8,7 +8,7 @@ bit, else from an earlier update, else from the checkpoint that the session was 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,15 +24,6 @@ from nnfront.weights.name_hints import nearest
 from nnfront.weights.session_weights import Layout, Results, SessionWeights, WeightRecovery
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed:
-    """What an update has made: the new state, and what is new in it."""
-
-    current: SessionWeights
-    raw: Mapping[str, Any]
-    results: Results
-
-
 def renew(
     current: SessionWeights,
     given: Mapping[str, torch.Tensor],
@@ -40,8 +31,8 @@ def renew(
     *,
     cast: bool = False,
     send: Upload = lambda name, value: value,
-) -> Renewed:
-    """Return the state after an update; `current` and all tensors in it stay as they are. `send` puts values where methods read them.
+) -> tuple[SessionWeights, Mapping[str, Any], Results]:
+    """Return the state after an update, and the raw weights and results that are new in it; `current` and all tensors in it stay as they are. `send` puts values where methods read them.
 
     Raises LoadError that lists every name, shape and dtype that does not fit, and weights that are needed besides and not to be had.
     """
@@ -72,7 +63,7 @@ def renew(
         given={**current.given, **kept},
         updated=current.updated.union(new),
     )
-    return Renewed(renewed, raw, results)
+    return renewed, raw, results
 
 
 class _Weights(Source):
