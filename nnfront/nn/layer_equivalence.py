@@ -14,7 +14,7 @@ import enum
 import threading
 import types
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,15 +39,12 @@ class CannotShare(Exception):
     """Something was read that cannot be compared; the module is traced in place instead."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What was read: a kind, a class, and what the kind needs. Reads that agree are equal."""
 
     kind: str  # absent, module, tensor, constant, plain, dim, same, list, dict, object
     cls: type
     value: Any = None
-    # The very object, if it can never change: meeting it again settles the question.
-    immutable: Any = dataclasses.field(default=_NOTHING, compare=False)
 
 
 class ReadLog:
@@ -58,7 +55,7 @@ class ReadLog:
 
     def __init__(self, root: Any, outer: ReadLog | None) -> None:
         self.outer = outer
-        self.reads: list[tuple[tuple[Any, ...], str, _Seen]] = []
+        self.reads: list[tuple[tuple[Any, ...], str, _Seen, Any]] = []
         self.tensors: list[Tensor] = []
         self.failed = False
         self._modules: dict[tuple[Any, ...], Any] = {(): root}
@@ -73,9 +70,12 @@ class ReadLog:
             return
         self._known.add((id(owner), name))
         try:
-            self.reads.append((path, name, self._see(value, (*path, name), 0)))
+            seen = self._see(value, (*path, name), 0)
         except CannotShare:
             self.failed = True
+            return
+        # Meeting the very object again settles the question, if it can never change.
+        self.reads.append((path, name, seen, value if seen.kind in ("plain", "same") else _NOTHING))
 
     def note_all(self, owner: Any) -> None:
         """Note that the whole state of the module `owner` was read: such a trace is not shared."""
@@ -111,9 +111,9 @@ class ReadLog:
     def match(self, root: Any) -> list[Tensor] | None:
         """Return the weights of `root` in slot order if it agrees in everything that was read, else None."""
         other = ReadLog(root, None)
-        for path, name, seen in self.reads:
+        for path, name, seen, immutable in self.reads:
             value = getattr(other._modules[path], name, ABSENT)
-            if value is seen.immutable:
+            if value is immutable:
                 continue
             try:
                 if other._see(value, (*path, name), 0) != seen:
@@ -159,7 +159,7 @@ def _leaf(value: Any) -> _Seen | None:
     """What a value without parts is, None if it has parts."""
     cls = type(value)
     if cls in _PLAIN:
-        return _Seen("plain", cls, _plain(value), value)
+        return _Seen("plain", cls, _plain(value))
     if cls is Dim:
         return _Seen("dim", cls, _Form(value))
     if (
@@ -167,7 +167,7 @@ def _leaf(value: Any) -> _Seen | None:
         or getattr(cls, "compared_by_identity", False)
         or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None))
     ):
-        return _Seen("same", cls, id(value), value)
+        return _Seen("same", cls, (id(value), value))
     if isinstance(value, (torch.Tensor, Tensor, np.ndarray)):
         return _Seen("constant", cls, _bytes(value))
     return None
