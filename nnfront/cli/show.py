@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli import loading
@@ -84,6 +86,8 @@ def _page(args: argparse.Namespace) -> int:
     if args.html == "-":
         sys.stdout.write(page)
         return 0
+    with suppress(OSError):  # which writing says
+        Path(args.html).parent.mkdir(parents=True, exist_ok=True)
     write_text(args.html, page)
     print(f"{args.html}: {len(page.encode()) / 1e6:.2f} MB, opens in any browser", file=sys.stderr)
     return 0

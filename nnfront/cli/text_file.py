@@ -21,9 +21,8 @@ def read_text(path: str) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file, and make its folder if it is not there. Raises RunError if it cannot be."""
+    """Write a file. Raises RunError if it cannot be."""
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from None
