@@ -160,13 +160,22 @@ def test_weights_that_are_returned_are_copied_and_arguments_are_not():
     assert measured_peak(lambda: run(x)) == 8 * ROW
 
 
-def test_an_operand_in_pieces_that_is_copied_for_a_kernel_is_counted():
-    text = """
-    def main(x: input float32[512, 4]) -> float32[4, 512] {
+@pytest.mark.parametrize(
+    ("shape", "call"),
+    [
+        ("4, 512", "tanh(transposed)"),
+        ("4, 512", "softmax(transposed)"),
+        ("4", "sum(transposed, axis=1)"),
+        ("4, 2", 'topk(transposed, k=2, ret_type="values")'),
+    ],
+)
+def test_an_operand_in_pieces_that_is_copied_for_a_kernel_is_counted(shape, call):
+    text = f"""
+    def main(x: input float32[512, 4]) -> float32[{shape}] {{
         transposed: float32[4, 512] = permute_dims(x, axes=(1, 0))
-        y: float32[4, 512] = tanh(transposed)
+        y: float32[{shape}] = {call}
         return y
-    }
+    }}
     """
     run, x = Session(lower(parse(text)), {})["main"], torch.randn(512, 4)
     assert plan_memory(method(text), {}, MEMORY).peak == measured_peak(lambda: run(x))

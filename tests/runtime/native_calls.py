@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu.extension import KERNELS, NATIVE, TABLE, read_table
+from nnfront.backends.cpu.extension import KERNELS, NATIVE, TABLE, read_table, work_bytes
 from nnfront.backends.cpu.tape_builder import NOWHERE, Place, TapeBuilder
 
 Argument = tuple[str, str, str]  # kind, name, and of an operand how many bytes
@@ -52,6 +52,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         "SPAN": span,
         "REACH": reach,
         "BLOCKS": blocks,
+        "LEAST": min,
         "ITEM": [2, 4, 1, 4].__getitem__,
         "SCALE": [2, 4, 1, 1].__getitem__,
     }
@@ -154,6 +155,11 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         .to(torch.float32 if wide else torch.bfloat16)
         .view(torch.uint8)
     )
+
+
+def working(kernel: str, sizes: dict[str, Any]) -> torch.Tensor:
+    """What a kernel works in."""
+    return torch.empty(work_bytes(kernel, sizes), dtype=torch.uint8)
 
 
 def operands_of(kernel: str, sizes: dict[str, Any]) -> dict[str, torch.Tensor | None]:

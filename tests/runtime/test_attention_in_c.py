@@ -11,6 +11,7 @@ import torch
 from attention_alone import assert_near, attend, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_calls import working
 
 import nnfront as nn
 from nnfront import op, ops, spec
@@ -75,6 +76,8 @@ class Case:
             bias = bias.contiguous()
             next_bias = bias.stride(0) if len(bias) > 1 else 0
             next_head, positions = (bias.stride(1) if bias.shape[1] > 1 else 0), bias.shape[-1]
+        sizes = {"batch": batch, "tokens": 1, "shared": self.shared, "value_size": self.value_size}
+        work = working("append_and_attend", sizes | {"threads": threads})
         NATIVE.append_and_attend(
             batch, 1, self.groups, self.shared, self.size, self.value_size, self.capacity, 0, 0, 0,
             heads * self.size, self.groups * self.size, self.groups * self.value_size,
@@ -83,7 +86,7 @@ class Case:
             self.size**-0.5, self.softcap,
             self.q, k if self.appends else None, v if self.appends and self.has_values else None,
             None, None, None, keys, values,
-            torch.tensor(self.lengths, dtype=torch.int32), self.sinks, bias, y,
+            torch.tensor(self.lengths, dtype=torch.int32), self.sinks, bias, work, y,
         )  # fmt: skip
         if self.appends:
             for row, length in enumerate(self.lengths):
@@ -202,6 +205,7 @@ def test_operands_that_make_no_sense_together_are_refused(change, message):
     operands: dict[str, Any] = {"q": token, "k": token, "v": token, "pages": None, "key_scales": None}
     operands |= {"value_scales": None, "keys": cache, "values": cache.clone()}
     operands |= {"lengths": torch.tensor([3], dtype=torch.int32), "sinks": None, "bias": torch.zeros(4)}
+    operands["work"] = working("append_and_attend", sizes | change)
     with pytest.raises(ValueError, match=f"^{message}$"):
         NATIVE.append_and_attend(*(sizes | operands | {"y": token.clone()} | change).values())
     assert not cache.any()
@@ -354,12 +358,14 @@ def test_a_latent_and_a_bias_can_be_rows_of_a_sequence():
     values = [Value(Place(2 + i), tuple(t.shape), t.dtype) for i, t in enumerate((q, k, bias))]
     WRITERS[run.kernel](builder, run, *values[:2], None, LayerValue(layer, 5), None, values[2])
     assert NATIVE is not None
+    one = builder.tape()
     for _ in range(3):
         storage = layer.reserve_tokens(1)
         assert storage is not None
         y = torch.empty(2, 1, 4, 20, dtype=BF16)
         held = decode_attention.places(storage, layer)
-        NATIVE.run_sequence(torch.tensor(builder.rows), None, None, q, k, bias, *held, y)
+        memory = torch.empty(one.size, dtype=torch.uint8)
+        NATIVE.run_sequence(one.rows, None, memory, q, k, bias, *held, y)
         results.append(y)
     other = make_layer(layer_type)
     for y in results:

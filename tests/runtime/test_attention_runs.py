@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from few_of import few_of
+from native_calls import working
 
 from nnfront.backends.cpu.extension import NATIVE
 
@@ -92,11 +93,13 @@ def attend(
     of_bias = (0, 0, 0, 0, 0)
     if heads.bias is not None:
         of_bias = heads.bias.shape[1], 0, heads.bias.stride(0), 0, heads.bias.itemsize
+    sizes = {"batch": len(lengths), "tokens": tokens, "shared": heads.shared}
+    work = working("append_and_attend", sizes | {"value_size": heads.value_size, "threads": threads})
     NATIVE.append_and_attend(
         len(lengths), tokens, heads.groups, heads.shared, heads.size, heads.value_size, keys.shape[2],
         columns, pool, heads.window, q.stride(0), heads.groups * heads.size, heads.groups * heads.value_size,
         *of_bias, 1, threads, heads.size**-0.5, heads.softcap, q, k, None if heads.is_latent else v,
-        cache.pages, key_scales, value_scales, keys, values, lengths, heads.sinks, heads.bias, y,
+        cache.pages, key_scales, value_scales, keys, values, lengths, heads.sinks, heads.bias, work, y,
     )  # fmt: skip
     return y
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront import op, ops, spec
-from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.int8_linear import work_bytes
+from nnfront.backends.cpu.extension import NATIVE, work_bytes
 from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as
 from nnfront.quant_format import FORMATS
 
@@ -59,7 +58,11 @@ class Case:
     ) -> torch.Tensor:
         """The product, its result between bytes that must stay as they are."""
         (rows, columns), outputs = x.shape, len(self.weight)
-        work = torch.full((work_bytes(rows, columns, self.groups),), 0xFF, dtype=torch.uint8)
+        work = torch.full(
+            (work_bytes("multiply_int8", {"rows": rows, "columns": columns, "groups": self.groups}),),
+            0xFF,
+            dtype=torch.uint8,
+        )
         beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
         sizes = stored_as(self.format), rows, columns, outputs, self.groups
         kind = SCALE_KINDS[self.scales.dtype]

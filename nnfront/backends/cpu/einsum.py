@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.in_c import by_reference, kernel
 from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.lower import Run
@@ -56,5 +56,6 @@ KERNELS = (
         reference,
         "few tokens: the matrix of each head at the speed of memory",
         _of_heads,
+        held=by_reference,
     ),
 )

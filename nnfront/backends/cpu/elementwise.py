@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.in_c import FEW, besides, in_c
+from nnfront.backends.cpu.in_c import FEW, besides, by_reference, in_c
 from nnfront.backends.cpu.tape_builder import (
     Operand,
     Refused,
@@ -29,7 +29,6 @@ from nnfront.backends.kernel import Kernel
 from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
-from nnfront.memory.allocations import metered
 
 # In the order of the enums in C.
 _EXACT = (
@@ -303,7 +302,7 @@ _FUNCTIONS = frozenset(_UNARY) - {"relu", "abs", "negative"}
 
 def _held(run: Run, *operands: Any) -> int:
     """What a function's reference holds besides its result."""
-    return metered(run, operands, {}, (None,)).workspace if OPS[run.op].scratch else 0
+    return by_reference(run, *operands) if OPS[run.op].scratch else 0
 
 
 KERNELS = tuple(

@@ -16,8 +16,10 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
+from math import ceil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -117,3 +119,14 @@ KERNELS: Mapping[str, Sequence[str]] = {
     for name, arguments in read_table(TABLE.read_text()).items()
 }
 """The kernels in the order of their numbers, each with the names of what it takes."""
+_WORK = dict(
+    re.findall(
+        r"KERNEL\((\w+),(?:(?!KERNEL).)*?OUT\(work,(.*?)\)OUT", re.sub(r"//.*|\s", "", TABLE.read_text())
+    )
+)
+
+
+def work_bytes(kernel: str, sizes: Mapping[str, Any]) -> int:
+    """Return how many bytes a kernel works in, besides its operands, by the table."""
+    count: float = eval(_WORK[kernel], {"LEAST": min}, dict(sizes))
+    return ceil(count)

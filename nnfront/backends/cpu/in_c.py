@@ -32,7 +32,7 @@ from nnfront.backends.kernel import ACCEPTED, NOTHING, Accepts, Bind, Kernel, Re
 from nnfront.dims import evaluate
 from nnfront.lower import Run, Slot, StateLayerType, Structure, TensorType
 from nnfront.lower.slots import dims_in
-from nnfront.memory.allocations import Workspace
+from nnfront.memory.allocations import Workspace, metered
 from nnfront.memory.layout import Layer, Layout
 from nnfront.memory.liveness import layer_of
 from nnfront.state.layer import CacheLayer
@@ -220,6 +220,11 @@ def _planned(write: Write, run: Run, operands: Sequence[Any], sized: dict[str, A
         return _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1)
     except Refused:
         return None
+
+
+def by_reference(run: Run, *operands: Any) -> int:
+    """What an op's reference holds besides its results."""
+    return metered(run, operands, {}, (None,) * len(run.outputs)).workspace
 
 
 def _copied(operand: Any) -> int:

@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.in_c import by_reference, kernel
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as
 from nnfront.backends.cpu.tape_builder import (
     Operand,
@@ -28,8 +28,6 @@ from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.ir import TensorType
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
-from nnfront.memory.allocations import metered
-from nnfront.memory.layout import Layout
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
@@ -71,21 +69,9 @@ def _write(
     demand_bfloat16(x=x, bias=bias)
     demand(scales.dtype in (torch.bfloat16, torch.float32), f"scales are {scales.dtype}")
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
-    work = builder.take(work_bytes(rows, columns, groups))
     sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
-    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, None, work, y)
-    builder.release(work)
+    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, None, y)
     return (y,)
-
-
-def work_bytes(rows: int, columns: int, groups: int) -> int:
-    """What rows take as integers, with their scales and sums of groups: as `c/kernels.def` has it."""
-    return rows * (3 * columns + 4 * groups + 64)
-
-
-def _bytes(run: Run, *operands: Layout | None) -> int:
-    """What the reference holds."""
-    return metered(run, operands, {}, (None,)).workspace
 
 
 KERNELS = (
@@ -96,6 +82,6 @@ KERNELS = (
         reference,
         "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply",
         _accepts,
-        held=_bytes,
+        held=by_reference,
     ),
 )

@@ -53,10 +53,8 @@ def _write(
     demand(adapter.dtype == torch.int32, f"adapters are {adapter.dtype}")
     builder.limit_count(sequences * tokens if min(count, size, rank, outputs) else 0, MOST_ROWS, "rows")
     made = builder.make(run.outputs[0], y.shape)
-    work = builder.take(2 * (sequences * tokens + 1) * (size + rank + 2 * outputs))
     sizes: tuple[Any, ...] = sequences, tokens, count, size, rank, outputs, TILES, builder.threads
-    builder.call("add_low_rank", *sizes, adapter, x, a, b, y, work, made)
-    builder.release(work)
+    builder.call("add_low_rank", *sizes, adapter, x, a, b, y, made)
     return (made,)
 
 

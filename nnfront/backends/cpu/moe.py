@@ -261,11 +261,9 @@ def _write(
     builder.limit_count(tokens, MOST_TOKENS, "tokens")
     y = builder.make(run.outputs[0], x.shape)
     top = experts.shape[1]
-    work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))
     sizes = tokens, top, count, size, inner
     kind = GATES.index(activation), weights.dtype == torch.float32, TILES, builder.threads
-    builder.call("experts", *sizes, *kind, x, experts, weights, gate_up, down, work, y)
-    builder.release(work)
+    builder.call("experts", *sizes, *kind, x, experts, weights, gate_up, down, y)
     return (y,)
 
 

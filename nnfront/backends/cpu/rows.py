@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from nnfront.backends.cpu.elementwise import FLOATS, KINDS
-from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.in_c import besides, by_reference, in_c
 from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, Write, attribute, demand
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run
@@ -24,7 +24,7 @@ SHORT = 1 << 14
 def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     """Over one axis, or over several that follow one another."""
     axes, rank = attribute(run, "axis"), len(x.shape)
-    axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else sorted(axes)
+    axes = range(rank) if axes is None else [axes % rank] if isinstance(axes, int) else sorted(axes)
     is_one = bool(axes) and list(axes) == list(range(axes[0], axes[-1] + 1))
     demand(is_one, "axes do not follow one another")
     builder.limit_count(prod(x.shape), SHORT, "elements")
@@ -45,7 +45,7 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 def _topk(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     k, axis, largest, dtype = (attribute(run, name) for name in ("k", "axis", "largest", "dtype"))
     width, shape = x.shape[-1], (*x.shape[:-1], k)
-    demand(axis == len(x.shape) - 1 and largest, "it is not the largest over the last axis")
+    demand(axis in (-1, len(x.shape) - 1) and largest, "it is not the largest over the last axis")
     demand(dtype == "int32" and x.dtype in FLOATS, f"x is {x.dtype}, indices are {dtype}")
     builder.limit_count(prod(x.shape) if 0 < k <= width else 0, SHORT, "elements")
     made = {
@@ -79,4 +79,7 @@ def _gather(builder: TapeBuilder, run: Run, x: Value, indices: Value) -> Sequenc
 
 
 _WRITTEN: dict[str, Write] = {**dict.fromkeys(REDUCTIONS, _reduce), "topk": _topk, "gather": _gather}
-KERNELS = tuple(Kernel(op, op, in_c(write, reference), write=write) for op, write in _WRITTEN.items())
+KERNELS = tuple(
+    Kernel(op, op, in_c(write, reference), workspace=besides(write, by_reference), write=write)
+    for op, write in _WRITTEN.items()
+)

@@ -20,7 +20,7 @@ import torch
 from nnfront.backends.backend import Frame, Pair
 from nnfront.backends.cpu.decode_attention import PLACES, places
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.in_c import FEW, KNOWN
+from nnfront.backends.cpu.in_c import KNOWN
 from nnfront.backends.cpu.tape_builder import (
     MEMORY,
     LayerValue,
@@ -87,10 +87,8 @@ class TapePart:
             frame[kept.tensor] = frame[kept.layer].read(kept.name)
         memories = [frame[i] for i in self.tensors]
         if not all(map(torch.Tensor.is_contiguous, memories)):
-            if any(x.numel() > FEW and not x.is_contiguous() for x in memories):
-                execute(self.steps, frame)
-                return
-            memories = [x.contiguous() for x in memories]
+            execute(self.steps, frame)
+            return
         for slot, tokens, _ in self.appended:
             memories += places(frame[slot].reserve_tokens(tokens), frame[slot])
         made = self.tape.run(memories)
@@ -320,7 +318,7 @@ class _Planner:
             demand(held.kind in ("constant", "dim", "size"), "a number is computed")
             return self._frame[slot]
         x = self._frame[slot] if self._is_bound(slot) else None
-        demand(x is None or x.is_contiguous() or x.numel() <= FEW, "a weight is in pieces")
+        demand(x is None or x.is_contiguous(), "a weight is in pieces")
         are_known = all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols)
         demand(are_known, "a size is computed")
         shape = tuple(evaluate(size, self._known) for size in type.shape)

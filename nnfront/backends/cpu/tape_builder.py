@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.extension import KERNELS, NATIVE
+from nnfront.backends.cpu.extension import KERNELS, NATIVE, work_bytes
 from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.memory.arena import Arena, Piece
@@ -139,9 +139,15 @@ class TapeBuilder:
         self.limit(0 < count and (most is None or count <= most), limit)
 
     def call(self, kernel: str, *given: int | float | Place | Value | None) -> None:
-        """Add a call: numbers, then operands or where they lie, None for one that is absent."""
+        """Add a call: numbers, then operands or where they lie, None for one that is absent. Where it works is found, unless it is given, for the time of the call."""
+        names = KERNELS[kernel]
+        if len(given) < len(names):
+            at = names.index("work")
+            work = self.take(work_bytes(kernel, dict(zip(names, given, strict=False))))
+            self.release(work)
+            given = *given[:at], work, *given[at:]
         numbers = [NOWHERE if x is None else x.place if isinstance(x, Value) else x for x in given]
-        assert len(numbers) == len(KERNELS[kernel])
+        assert len(numbers) == len(names)
         mask, row = 0, []
         for i, number in enumerate(numbers):
             if isinstance(number, Place):

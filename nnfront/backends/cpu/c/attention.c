@@ -8,8 +8,6 @@
 // begin at multiples of a block, and from nothing else: not from threads, from other queries, from tokens that are computed in the same call, nor from whether tokens lie in a
 // row, in a ring or in pages.
 
-#include <stdlib.h>
-
 #include "attention_block.h"
 #include "float8.h"
 
@@ -18,7 +16,7 @@ enum {
     PIECE_ROWS = 128,        // rows of a piece
     PIECE_SUMS = 1 << 15,    // sums of a piece, which the second cache holds beside a block
     PIECES = 4,              // for each thread: with fewer, blocks are shared
-    STATES = 1 << 20,        // floats of the states that blocks leave when they are shared
+    STATES = 17,             // for each thread: what blocks leave when they are shared (`work` in kernels.def has room for them)
     SMALL_CACHE = 1 << 14,   // features of keys that take less time than waking threads
 };
 
@@ -314,28 +312,21 @@ static Py_ssize_t cut(Attention *a) {
 }
 
 // Let threads share pieces, or, where these are few, their blocks.
-static const char *attend(Attention *a, Py_ssize_t threads) {
+static void attend(Attention *a, Py_ssize_t threads) {
     const Py_ssize_t queries = a->batch * a->tokens;
-    if (!queries || !a->groups || !a->shared) return NULL;
-    a->pieces = malloc((size_t)(queries * (1 + a->shared / AT_ONCE)) * sizeof *a->pieces);
-    if (!a->pieces) return no_memory;
+    if (!queries || !a->groups || !a->shared) return;
     const Py_ssize_t units = cut(a) * a->groups, blocks = a->blocks;
     const bool is_small = queries * a->groups * blocks * TOKENS * a->size < SMALL_CACHE;
-    const char *why = NULL;
     if (threads < 2 || is_small || units >= PIECES * threads || blocks < 2) {
         in_shares(attend_alone, a, units, 1, is_small ? 1 : (unsigned)threads);
     } else {
-        a->together = most(least(blocks, STATES / (units * a->state) - 1), 1);
-        a->states = malloc((size_t)(units * (1 + a->together) * a->state) * sizeof *a->states);
-        why = a->states ? NULL : no_memory;
-        for (; !why && a->block < blocks; a->block += a->together) {
+        a->together = least(blocks, STATES * threads / units - 1);
+        a->states = (float *)(a->pieces + units / a->groups);
+        for (; a->block < blocks; a->block += a->together) {
             in_shares(attend_shared, a, units * a->together, 1, (unsigned)threads);
             in_shares(join, a, units, 1, (unsigned)threads);
         }
-        free(a->states);
     }
-    free(a->pieces);
-    return why;
 }
 
 static const char *append_and_attend(const struct append_and_attend *n) {
@@ -346,7 +337,7 @@ static const char *append_and_attend(const struct append_and_attend *n) {
         .padded = rounded_up(n->value_size, LANES), .capacity = n->capacity, .columns = n->columns, .pool = n->pool,
         .window = n->window, .next_q = n->next_q, .bias_bytes = n->bias_bytes, .next_bias = n->next_bias,
         .next_bias_head = n->next_bias_head, .next_bias_token = n->next_bias_token, .has_wide_sinks = n->has_wide_sinks != 0,
-        .scale = (float)n->scale, .softcap = (float)n->softcap,
+        .scale = (float)n->scale, .softcap = (float)n->softcap, .pieces = n->work,
     };
     if (a.size < 1 || a.value_size < 1) return refused("heads of at least 1 feature, got %zd and %zd", a.size, a.value_size);
     if (!n->values && a.value_size > a.size) return refused("values of at most %zd features, got %zd", a.size, a.value_size);
@@ -364,5 +355,6 @@ static const char *append_and_attend(const struct append_and_attend *n) {
     if (a.bias && longest > n->positions) return refused("a bias for %zd positions, got %zd", longest, n->positions);
     if (n->k) append(&a, &a.keys, n->k, n->next_k);
     if (n->v && n->values) append(&a, &a.values, n->v, n->next_v);
-    return attend(&a, n->threads);
+    attend(&a, n->threads);
+    return NULL;
 }
