@@ -68,7 +68,7 @@ def multiply(format: QuantFormat | None, stored: list[Any], x: torch.Tensor, y: 
     groups = columns // format.group_size if format.group_size else 1
     kind = 0 if stored[1] is None else SCALE_KINDS[stored[1].dtype]
     sizes = stored_as(format), rows, columns, outputs, groups, kind, *values
-    NATIVE.multiply_quantized(*sizes, 1, 1, unit, *stored, x, None, None, y)
+    NATIVE.multiply_quantized(*sizes, 0, 1, 1, unit, *stored, x, None, None, y)
 
 
 def seconds(function: Any, *args: Any) -> float:

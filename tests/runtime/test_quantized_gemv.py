@@ -51,16 +51,31 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
 @pytest.mark.parametrize("columns", few_of([384, 8192], 1))
 @pytest.mark.parametrize(("stored", "group"), WAYS + TABLES + BLOCKS, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(stored, group, columns):
-    case = Case(stored, group, MOST_ROWS, columns, 19, with_tiles=False)
-    x = case.x
+    case = Case(stored, group, 300, columns, 19, with_tiles=False)
+    x = case.x.unsqueeze(1)  # a token of as many sequences
 
     def multiply(rows: slice) -> torch.Tensor:
         case.x = x[rows]
         return case.run()
 
     alone = torch.cat([multiply(slice(row, row + 1)) for row in range(len(x))])
-    for rows in (*range(2, 10), 16, 17, 64):
+    for rows in (*range(2, 10), 16, 17, 64, 150, 300):
         assert torch.equal(multiply(slice(rows)), alone[:rows])
+
+
+@native_only
+@pytest.mark.parametrize("rows", [7, 20])
+@pytest.mark.parametrize(("stored", "group"), WAYS + TABLES + BLOCKS, ids=str)
+def test_a_row_that_no_sum_holds_changes_no_other(stored, group, rows):
+    case = Case(stored, group, rows, 384, 19, with_tiles=False)
+    x = case.x
+    x[1, 300], x[2, 7], x[5, :2] = torch.inf, torch.nan, torch.tensor([1e38, -1e38])
+    together, alone = case.run(), []
+    for row in x.split(1):
+        case.x = row
+        alone.append(case.run())
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=0, equal_nan=True)
+    assert together[[0, 3, 4, 6]].isfinite().all()
 
 
 @native_only
@@ -109,7 +124,7 @@ def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
     given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
     groups = 96 // group if group else 1
-    NATIVE.multiply_quantized(index, 2, 96, outputs, groups, 0, *NO_VALUES, 1, 1, 1.0, *given)
+    NATIVE.multiply_quantized(index, 2, 96, outputs, groups, 0, *NO_VALUES, 0, 1, 1, 1.0, *given)
     case.check(y[GUARD:-GUARD].view(2, outputs))
     assert y[:GUARD].isnan().all()
     assert y[-GUARD:].isnan().all()
@@ -347,7 +362,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 
     def call(stored: int, columns: int, groups: int, kind: int = 0) -> None:
         operands = [torch.zeros(512)] * 4
-        sizes = stored, 1, columns, 4, groups, kind, *NO_VALUES, 1, 1, 1.0
+        sizes = stored, 1, columns, 4, groups, kind, *NO_VALUES, 0, 1, 1, 1.0
         NATIVE.multiply_quantized(*sizes, *operands, None, None, y)
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
@@ -367,6 +382,6 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(3, 128, 2)
     with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
         call(0, 64, 2)
-    with pytest.raises(TypeError, match="multiply_quantized takes 20 arguments, got 1"):
+    with pytest.raises(TypeError, match="multiply_quantized takes 21 arguments, got 1"):
         NATIVE.multiply_quantized(0)
     assert y.isnan().all()

@@ -38,6 +38,7 @@ SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+QUANTS = ["int8", "int4", "uint4", "fp8", "nvfp4", "mxfp4", "q4_k", "q6_k"]
 LONG = [37, 5, 18]
 """How many tokens three sequences have."""
 
@@ -96,11 +97,15 @@ def random_pieces(random_: random.Random) -> list[dict[int, int]]:
     return pieces
 
 
-@pytest.mark.parametrize("model_type", few_of(["shipped", "gemma2", "qwen3", "olmo2"], 2))
+@pytest.mark.parametrize(
+    ("model_type", "quant"),
+    few_of([(model, None) for model in ("shipped", "gemma2", "qwen3", "olmo2")], 2)
+    + few_of([("shipped", quant) for quant in QUANTS], 2),
+)
 def test_every_token_has_the_bits_that_it_has_alone_however_sequences_are_cut(
-    loaded: Any, model_type: str
+    loaded: Any, model_type: str, quant: str | None
 ) -> None:
-    llm = loaded(model_type)
+    llm = loaded(model_type, quant=quant)
     known = texts(90)
     expected = one_by_one(llm, known)
     for seed in range(6):
@@ -165,13 +170,14 @@ def test_calls_are_packed_where_rows_are_alike(loaded: Any, model_type: str, dty
 
 
 @pytest.mark.parametrize(
-    ("model_type", "spec"),
-    few_of([(model, spec) for model in ("shipped", "gemma2", "qwen3") for spec in (None, "ngram")], 3),
+    ("model_type", "quant", "spec"),
+    few_of([(model, None, spec) for model in ("shipped", "gemma2", "qwen3") for spec in (None, "ngram")], 3)
+    + few_of([("shipped", quant, None) for quant in QUANTS], 2),
 )
 def test_texts_are_those_of_each_alone_whatever_a_step_has_room_for(
-    loaded: Any, model_type: str, spec: str | None, monkeypatch: pytest.MonkeyPatch
+    loaded: Any, model_type: str, quant: str | None, spec: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, wanted, random_ = loaded(model_type), requests(9, 90), random.Random(1)
+    llm, wanted, random_ = loaded(model_type, quant=quant), requests(9, 90), random.Random(1)
     with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     calls: list[str] = []

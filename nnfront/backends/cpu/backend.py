@@ -55,7 +55,16 @@ KERNELS = (
     *host.KERNELS,
     *weight_layout.KERNELS,
 )
-ELEMENTWISE = ("cache_positions", "cache_split", "cos", "rope", "sin")
+ELEMENTWISE = (
+    "cache_positions",
+    "cache_split",
+    "cos",
+    "dequantize",
+    "dequantize_blocks",
+    "rope",
+    "sin",
+    "unpack_int4",
+)
 """Ops in front of a call's layers that compute each element for itself, by torch."""
 WRITERS = {kernel.name: kernel.write for kernel in KERNELS if kernel.write is not None}
 

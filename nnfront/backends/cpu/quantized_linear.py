@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights in 8 or 4 bits, on a CPU, and what comes after them in their regions.
 
-Few rows of bfloat16 go to a kernel in C that reads quantised values at the speed of memory. For all others pieces of the weight are decoded as they are
-multiplied (`quantized_pieces`), never the weight as a whole.
+Rows of bfloat16 go to a kernel in C that reads quantised values at the speed of memory, and has the same sums for a row whatever is beside it. It scales sums, so it takes more time
+for many rows than a product with what the weight stands for does: of many tokens of a sequence, and of what it does not take, pieces of the weight are decoded as they are multiplied
+(`quantized_pieces`), never the weight as a whole.
 
 Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups] or, where scales are float8, factors [outputs, 1] in the
 place of zeros, bias [outputs].
@@ -19,7 +20,7 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
-from nnfront.backends.cpu.gemv import MOST_ROWS, TILES
+from nnfront.backends.cpu.gemv import MOST_ROWS, TILES, most_rows
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
 from nnfront.backends.cpu.linear import count_rows, gated
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
@@ -65,11 +66,6 @@ def _product(decoding: Decoding) -> Bind:
         return quantized_product
 
     return make
-
-
-def only_adds(run: Run) -> bool:
-    """Whether nothing but a residual comes after a product, if anything does; a scale that is a tensor aside."""
-    return not {"activation", "scale", "dtype"}.intersection(run.attrs)
 
 
 def _finish(run: Run) -> Callable[..., torch.Tensor]:
@@ -181,13 +177,19 @@ def _write(
     """A product with quantised values; in a gated one gate and up next to each other, then what they give."""
     format = QuantFormat.of(run.attrs)
     stored, group = stored_as(format), format.group_size
-    demand(scale is None and (is_gated or only_adds(run)), "more than a residual comes after it")
+    is_all = scale is None and (is_gated or not {"activation", "scale"}.intersection(run.attrs))
+    demand(is_all, "more than a residual and a cast comes after it")
+    dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
+    demand(dtype in (torch.bfloat16, torch.float32), f"the result is {dtype}")
     is_known = not is_gated or activation_name(run) in GATES
     demand(is_known, f"there is no {run.attrs.get('activation')} in the kernel")
     if stored is None:
         raise Refused(f"there is no kernel for {format}")
     columns, outputs = x.shape[-1], weight.shape[0]
-    rows = count_rows(builder, x, columns, MOST_ROWS)
+    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    builder.limit(
+        len(x.shape) < 2 or x.shape[-2] <= MOST_ROWS, f"there are more than {MOST_ROWS} tokens of a sequence"
+    )
     scale_dtype = None if scales is None else scales.dtype
     demand(takes_scales(format, scale_dtype), f"scales are {scale_dtype}")
     has_zeros = not (format.symmetric or format.block) or scale_dtype == torch.float8_e4m3fn
@@ -196,13 +198,15 @@ def _write(
     demand(added is None or added.shape == (*x.shape[:-1], outputs), "the residual is broadcast")
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
-    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs), dtype)
     to = both if is_gated else y
     operands = weight, scales, zeros, x, bias, added, to
     kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
     values, unit = table_of(format)
     sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
-    builder.call("multiply_quantized", stored, *sizes, TILES, builder.threads, unit, *operands)
+    builder.call(
+        "multiply_quantized", stored, *sizes, dtype == torch.float32, TILES, builder.threads, unit, *operands
+    )
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y)
         builder.release(to.place)

@@ -24,6 +24,7 @@ enum {
     MORE = 0,
 #endif
     BLOCK_ELEMENTS = BLOCK + FACTORS * sizeof(float) / sizeof(Element),
+    BLOCK_VECTORS = FACTORS / FLOATS + BLOCK * sizeof(Element) / VECTOR / BESIDE * (BESIDE + 1),
 };
 
 #if AVX512_BF16
@@ -182,7 +183,7 @@ FAST INLINE void quantized_of(const uint8_t *block, const Stored how, const int 
     }
 }
 
-// Add to the parts of all rows what the quantised values of a vector, one in each byte, contribute.
+// Add to the parts of the first rows what the quantised values of a vector, one in each byte, contribute; of no rows write there what these are multiplied with.
 FAST INLINE void add_quantized(QuantizedVector quantized, const Element *x, Py_ssize_t stride, Floats *parts, const int rows) {
 #pragma GCC unroll 4
     for (int k = 0; k < BESIDE; k++) {
@@ -191,6 +192,7 @@ FAST INLINE void add_quantized(QuantizedVector quantized, const Element *x, Py_s
 #else
         const Floats some = __builtin_convertvector((Ints)(quantized & 255u << 8 * k), Floats);
 #endif
+        if (!rows) parts[k] = (Floats)some;
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) {
             const Element *with = x + row * stride + k * (VECTOR / BESIDE);
@@ -210,6 +212,10 @@ FAST INLINE void add_block(const Quantized *p, const Stored how, const uint8_t *
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++)
             sums[row] = fused(factors.vectors[i], floats((const float *)(x + row * p->stride + BLOCK) + i * FLOATS), sums[row]);
+    if (!rows) {
+        memcpy(sums, factors.vectors, sizeof factors);
+        sums += FACTORS / FLOATS;
+    }
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++)
 #pragma GCC unroll 4
@@ -223,6 +229,10 @@ FAST INLINE void add_block(const Quantized *p, const Stored how, const uint8_t *
                 for (int row = 0; row < rows; row++) parts[row] = all(0.0f);
                 add_quantized(both[is_high], x + ((half * IN_HALF + vector) * 2 + is_high) * VECTOR, p->stride, parts, rows);
                 const Floats by = scales_of(&factors, how, half, vector, is_high, places);
+                if (!rows) {
+                    memcpy(sums, parts, BESIDE * sizeof *parts);
+                    sums[BESIDE] = by, sums += BESIDE + 1;
+                }
 #pragma GCC unroll 8
                 for (int row = 0; row < rows; row++) sums[row] = fused(parts[row], by, sums[row]);
             }
@@ -238,7 +248,7 @@ FAST INLINE const uint8_t *whole_block(const uint8_t *from, const Stored how, Py
     return copy;
 }
 
-// Add to `sums` what the blocks `first` to `end` of output `at` and all rows of x contribute.
+// Add to `sums` what the blocks `first` to `end` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
 FAST INLINE void add_blocks(const Quantized *p, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows) {
     const Ints places = places_of(how);
     for (Py_ssize_t i = first; i < end; i++) {
@@ -248,6 +258,7 @@ FAST INLINE void add_blocks(const Quantized *p, const Stored how, Floats *sums, 
 #pragma GCC unroll 4
         for (int line = 0; line < block_bytes(how); line += 64) __builtin_prefetch(from + p->ahead + line, 0, 2);
         add_block(p, how, block, p->x + i * BLOCK_ELEMENTS, sums, places, rows);
+        if (!rows) sums += BLOCK_VECTORS;
     }
 }
 
@@ -274,18 +285,16 @@ FAST INLINE void values_of(const uint8_t *block, const Stored how, float *to) {
         }
 }
 
-// The sums of an output where sums of x say nothing.
-FAST static void sum_blocks(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
-    for (Py_ssize_t row = 0; row < p->rows; row++) {
-        float sum = 0.0f, values[BLOCK];
-        uint8_t copy[MOST_BYTES];
-        for (Py_ssize_t from = 0, column = 0; column < p->columns; from += block_bytes(how), column += BLOCK) {
-            const Py_ssize_t left = p->columns - column;
-            values_of(whole_block(p->quantized + at * p->bytes + from, how, p->bytes - from, copy), how, values);
-            for (int i = 0; i < (left < BLOCK ? left : BLOCK); i++) sum += values[i] * widened(p->plain[row * p->columns + column + i]);
-        }
-        to[row][slot] = only(first_lanes(1), all(sum));
+// The product of a row, as it was given, with an output where sums of x say nothing.
+FAST static float sum_blocks(const Quantized *p, const Stored how, Py_ssize_t at, const uint16_t *row) {
+    float sum = 0.0f, values[BLOCK];
+    uint8_t copy[MOST_BYTES];
+    for (Py_ssize_t from = 0, column = 0; column < p->columns; from += block_bytes(how), column += BLOCK) {
+        const Py_ssize_t left = p->columns - column;
+        values_of(whole_block(p->quantized + at * p->bytes + from, how, p->bytes - from, copy), how, values);
+        for (int i = 0; i < (left < BLOCK ? left : BLOCK); i++) sum += values[i] * widened(row[column + i]);
     }
+    return sum;
 }
 
 #endif

@@ -6,7 +6,7 @@
 #define ROWS(how) \
     FAST static void rounded_rows_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { \
         const Quantized *p = given; \
-        for (; at < end; at++) round_columns(p, how, at, 0, p->columns, p->y + at * p->columns); \
+        for (; at < end; at++) round_columns(p, how, at, 0, p->columns, (uint16_t *)p->y + at * p->columns); \
     }
 ROWS(INT8) ROWS(INT8_GROUPS) ROWS(FLOAT8) ROWS(FLOAT8_GROUPS) ROWS(INT4_GROUPS) ROWS(UINT4_GROUPS) ROWS(VALUES4) ROWS(Q4_K) ROWS(Q5_K) ROWS(Q6_K)
 #undef ROWS

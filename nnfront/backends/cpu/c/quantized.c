@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of rows with a weight that is stored in 8 or 4 bits, fast for few rows.
+// Products of rows with a weight that is stored in 8 or 4 bits, of any number of rows.
 //
-// As with bfloat16 (products.c), reading the weight is what takes time. Quantised values are decoded in registers, a step at a time, as the instruction set does
-// it best (`quantized_values_bf16.h`, `quantized_values_float.h`), and multiplied with all rows of x; sums are scaled, not quantised values. Of several rows tiles
-// (`quantized_tiles.c`) decode each quantised value once for all of them.
+// As with bfloat16 (products.c), reading the weight is what takes time of a few rows. Quantised values are decoded in registers, a step at a time, as the
+// instruction set does it best (`quantized_values_bf16.h`, `quantized_values_float.h`), and multiplied with all rows of x; sums are scaled, not quantised values.
+// Of more rows the steps of some outputs are decoded into the nearest cache once, and blocks of rows and outputs multiplied in registers. The sums of a row and an
+// output have one order, whatever rows are beside it. Where the processor has tiles, these multiply several rows (`quantized_tiles.c`).
 
 #include <stdlib.h>
 
@@ -19,59 +20,185 @@ INLINE int bytes_in_step(const Stored how) { return in_blocks(how) ? block_bytes
 
 INLINE int elements_in_step(const Stored how) { return in_blocks(how) ? (int)BLOCK_ELEMENTS : step_elements(how); }
 
-enum {
-    PAGE = 4 << 10,         // bytes of x
-    ALIGNED = 64,
-};
+// Of the vectors that a step becomes, how many are multiplied with sums of x, and of the others how many have the same scales, and how often there are so many.
+INLINE int factors_in_step(const Stored how) { return in_blocks(how) ? FACTORS / FLOATS : 0; }
 
-// Add to the sums of an output, for all rows of x, what its steps from `first` on contribute; `how` and `rows` are constants wherever this is inlined.
-FAST INLINE void quantized_tile(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, Py_ssize_t first,
-                            const int rows) {
-    const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how), end = first + p->turn < steps ? first + p->turn : steps;
-    Floats sums[ROWS_AT_ONCE];
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; row++) sums[row] = first ? to[row][slot] : all(0.0f);
-    if (!first && has_offset(how) && !in_blocks(how)) add_group_sums(p, how, sums, at, offset_of(p, how), rows);
+INLINE int alike_in_step(const Stored how) { return in_blocks(how) ? (int)BESIDE : parts_of(how); }
+
+INLINE int parts_in_step(const Stored how) {
+    return (in_blocks(how) ? (int)BLOCK : step_elements(how)) * (int)sizeof(Element) / VECTOR / alike_in_step(how);
+}
+
+INLINE int vectors_in_step(const Stored how) { return factors_in_step(how) + parts_in_step(how) * (alike_in_step(how) + is_grouped(how)); }
+
+enum { ALIGNED = 64, TOTALS_ROWS = 4 };
+
+FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows) {
     if (in_blocks(how)) add_blocks(p, how, sums, at, first, end, rows);
     else add_steps(p, c, how, sums, at, first, end, rows);
+}
+
+// The sums of an output and of the first rows, `next` apart, before its steps are added.
+FAST INLINE void begin_sums(const Quantized *p, const Stored how, Floats *sums, const int next, Py_ssize_t at, Py_ssize_t rows) {
+    const Floats first = all(hides_nan(p, how, at) ? NAN : 0.0f);
+    for (Py_ssize_t row = 0; row < rows; row++) sums[row * next] = first;
+    if (has_offset(how) && !in_blocks(how)) add_group_sums(p, how, sums, next, at, offset_of(p, how), rows);
+}
+
+typedef float Totals[ROWS_TOGETHER_MOST][OUTPUTS_TOGETHER + FLOATS];
+
+// The totals of `count` outputs from `at` on and of a few rows, decoded in registers; `how` and `rows` are constants wherever this is inlined.
+FAST INLINE void few_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, const int rows) {
+    const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
+    Floats of[ROWS_AT_ONCE][OUTPUTS_TOGETHER];
+    for (int row = 0; row < rows; row++)
+        for (int i = count; i < OUTPUTS_TOGETHER; i++) of[row][i] = all(0.0f);
+    for (Py_ssize_t first = 0; first < steps; first += p->turn)
+        for (int i = 0; i < count; i++) {
+            Floats sums[ROWS_AT_ONCE];
+            if (!first) begin_sums(p, how, sums, 1, at + i, rows);
+            else
 #pragma GCC unroll 8
-    for (int row = 0; row < rows; row++) to[row][slot] = sums[row];
+                for (int row = 0; row < rows; row++) sums[row] = of[row][i];
+            add_any(p, c, how, sums, at + i, first, first + p->turn < steps ? first + p->turn : steps, rows);
+#pragma GCC unroll 8
+            for (int row = 0; row < rows; row++) of[row][i] = sums[row];
+        }
+    for (int row = 0; row < rows; row++) {
+        float of_row[16];
+        store_totals(of_row, of[row], OUTPUTS_TOGETHER);
+        memcpy(totals[row], of_row, sizeof(float) * OUTPUTS_TOGETHER);
+    }
+}
+
+FAST INLINE Floats multiplied(Floats sum, Floats decoded, Floats x) {
+#if AVX512_BF16
+    return dot(sum, (Words)decoded, (Words)x);
+#else
+    return fused(decoded, x, sum);
+#endif
+}
+
+// A vector that is loaded once: compilers would load it again for each of its uses.
+FAST INLINE Floats held(const void *from) {
+    Floats found = floats(from);
+#if AVX512
+    __asm__("" : "+v"(found));
+#endif
+    return found;
+}
+
+// Add to sums, [row, output], what decoded steps, `next` vectors of each output, and rows of x contribute, in the order of `add_any`.
+FAST INLINE void add_decoded(const Quantized *p, const Stored how, const Floats *decoded, Py_ssize_t next, Py_ssize_t steps, const Element *x, Floats *of, const int rows) {
+    enum { each = BLOCK_OUTPUTS, MOST = BLOCK_ROWS * each };
+    const int alike = alike_in_step(how);
+    Floats sums[MOST];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * each; i++) sums[i] = of[i];
+    for (Py_ssize_t step = 0; step < steps; step++, x += elements_in_step(how)) {
+        const Floats *from = decoded + step * vectors_in_step(how);
+        const Element *with = x;
+#pragma GCC unroll 4
+        for (int i = 0; i < factors_in_step(how); i++, from++)
+#pragma GCC unroll 4
+            for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+                for (int j = 0; j < each; j++)
+                    sums[row * each + j] = fused(from[j * next], floats((const float *)(x + row * p->stride + BLOCK) + i * FLOATS), sums[row * each + j]);
+        for (int part = 0; part < parts_in_step(how); part++) {
+            Floats parts[MOST];
+#pragma GCC unroll 16
+            for (int i = 0; i < rows * each; i++) parts[i] = all(0.0f);
+#pragma GCC unroll 8
+            for (int k = 0; k < alike; k++, from++, with += VECTOR / sizeof(Element)) {
+                Floats some[each];
+#pragma GCC unroll 4
+                for (int j = 0; j < each; j++) some[j] = held(from + j * next);
+#pragma GCC unroll 4
+                for (int row = 0; row < rows; row++) {
+                    const Floats of_row = held(with + row * p->stride);
+#pragma GCC unroll 4
+                    for (int j = 0; j < each; j++) parts[row * each + j] = multiplied(parts[row * each + j], some[j], of_row);
+                }
+            }
+#pragma GCC unroll 4
+            for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+                for (int j = 0; j < each; j++) {
+                    Floats *sum = sums + row * each + j;
+                    *sum = is_grouped(how) ? fused(parts[row * each + j], from[j * next], *sum) : *sum + parts[row * each + j];
+                }
+            from += is_grouped(how);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * each; i++) of[i] = sums[i];
+}
+
+// The totals of `count` outputs from `at` on and of many rows, decoded once for all of them, as much at a time as the nearest cache holds.
+FAST INLINE void many_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, int slot) {
+    const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how), blocks = (p->usual + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    Floats decoded[NEAR_ARRANGED / VECTOR], sums[PANEL_OUTPUTS / BLOCK_OUTPUTS][ROWS_TOGETHER_MOST * BLOCK_OUTPUTS];
+    const Py_ssize_t next = p->turn * vectors_in_step(how);
+    for (int j = 0; j < PANEL_OUTPUTS; j++) begin_sums(p, how, sums[j / BLOCK_OUTPUTS] + j % BLOCK_OUTPUTS, BLOCK_OUTPUTS, at + (j < count ? j : 0), p->usual);
+    for (Py_ssize_t first = 0; first < steps; first += p->turn) {
+        const Py_ssize_t end = first + p->turn < steps ? first + p->turn : steps;
+        for (int j = 0; j < count; j++) add_any(p, c, how, decoded + j * next, at + j, first, end, 0);
+        for (Py_ssize_t block = 0; block < blocks; block++) {
+            const Py_ssize_t from = p->usual * block / blocks;
+            const Element *x = p->x + from * p->stride + first * elements_in_step(how);
+            for (int j = 0; j < count; j += BLOCK_OUTPUTS) {
+                Floats *of = sums[j / BLOCK_OUTPUTS] + from * BLOCK_OUTPUTS;
+#define ROWS(rows) case rows: add_decoded(p, how, decoded + j * next, next, end - first, x, of, rows); break;
+                switch (p->usual * (block + 1) / blocks - from) {
+                    ROWS(1) ROWS(2)
+#if REGISTERS == 32
+                    ROWS(3) ROWS(4)
+#endif
+                }
+#undef ROWS
+            }
+        }
+    }
+    for (int j = 0; j < count; j += BLOCK_OUTPUTS)
+        for (Py_ssize_t row = 0; row < p->usual; row += TOTALS_ROWS) {
+            float some[16];
+            store_totals(some, sums[j / BLOCK_OUTPUTS] + row * BLOCK_OUTPUTS, TOTALS_ROWS * BLOCK_OUTPUTS);
+            for (int i = 0; i < TOTALS_ROWS && row + i < p->usual; i++) memcpy(totals[row + i] + slot + j, some + i * BLOCK_OUTPUTS, BLOCK_OUTPUTS * sizeof *some);
+        }
 }
 
 // Write `count` outputs from `at`.
-FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Sums sums) {
-    for (Py_ssize_t row = 0; row < p->rows; row++) {
-        float of_row[OUTPUTS_TOGETHER];
-        store_totals(of_row, sums[row], OUTPUTS_TOGETHER);
+FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Totals totals) {
+    for (Py_ssize_t row = 0; row < p->rows; row++)
         for (int i = 0; i < count; i += FLOATS) {
             const Lanes there = first_lanes(count - i);
-            const Py_ssize_t to = row * p->outputs + at + i;
+            const Py_ssize_t to = p->places[row] * p->outputs + at + i;
             const Floats scales = is_grouped(how) ? all(1.0f) : scales_there(p->scales, p->kind, at + i, there);
-            Floats y = fused(floats(of_row + i), scales, p->bias ? widened_vector(p->bias + at + i, there) : all(0.0f));
+            Floats y = fused(floats(totals[row] + i), scales, p->bias ? widened_vector(p->bias + at + i, there) : all(0.0f));
             if (p->added) y += widened_vector(p->added + to, there);
-            store_rounded(p->y + to, there, y);
+            store_elements(p->y, p->is_wide, to, there, y);
         }
-    }
 }
 
 FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const Constants c = constants(p, how);
-    Sums sums = {0};
+    Totals totals;
     for (; at < end; at += OUTPUTS_TOGETHER) {
         const int count = end - at < OUTPUTS_TOGETHER ? (int)(end - at) : OUTPUTS_TOGETHER;
-        for (Py_ssize_t first = 0; first * bytes_in_step(how) < p->bytes; first += p->turn) {
-            for (int i = 0; i < count; i++) {
-                if (in_blocks(how) && !p->is_arranged) {
-                    sum_blocks(p, how, at + i, sums, i);
-                    continue;
-                }
-                if (!in_blocks(how) && makes_sums(p, how, at + i, sums, i)) continue;
-#define ROWS(rows) case rows: quantized_tile(p, &c, how, at + i, sums, i, first, rows); break;
-                switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
-#undef ROWS
-            }
+#define ROWS(rows) case rows: few_totals(p, &c, how, at, count, totals, rows); break;
+        switch (p->usual) {
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+            default:
+                for (int i = 0; p->usual && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, count - i < PANEL_OUTPUTS ? count - i : PANEL_OUTPUTS, totals, i);
         }
-        finish(p, how, at, count, sums);
+#undef ROWS
+        for (Py_ssize_t row = p->usual; row < p->rows; row++)
+            for (int i = 0; i < count; i++) {
+                const uint16_t *x = p->plain + p->places[row] * p->columns;
+                totals[row][i] = in_blocks(how) ? sum_blocks(p, how, at + i, x) : sum_one_by_one(p, how, at + i, x);
+            }
+        finish(p, how, at, count, totals);
     }
 }
 
@@ -84,42 +211,54 @@ OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 static const Share quantized_shares[] = {quantized_outputs_INT8, quantized_outputs_INT8_GROUPS, quantized_outputs_FLOAT8, quantized_outputs_FLOAT8_GROUPS, quantized_outputs_INT4_GROUPS,
                                      quantized_outputs_UINT4_GROUPS, quantized_outputs_VALUES4, quantized_outputs_Q4_K, quantized_outputs_Q5_K, quantized_outputs_Q6_K};
 
+FAST static void arrange_rows(const void *given, Py_ssize_t row, Py_ssize_t end) {
+    const Quantized *p = given;
+    for (; row < end; row++) {
+        const uint16_t *x = p->plain + p->places[row] * p->columns;
+        if (in_blocks(p->how)) arrange_blocks(x, p->x + row * p->stride, p->columns, p->how);
+        else arrange(x, p->x + row * p->stride, p->columns, (p->bytes + step_bytes(p->how) - 1) / step_bytes(p->how), p->how);
+        if (p->next_sums) sum_groups(x, p->sums + row * p->next_sums, p->groups, p->shift);
+    }
+}
+
 static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
     const Py_ssize_t columns = n->columns, outputs = n->outputs;
     const char *why = unlike(how, n->stored, columns, n->groups, n->scale_kind);
     if (why) return why;
     if (n->with_tiles && takes_tiles(n)) return multiply_quantized_by_tiles(n);
-    const Py_ssize_t bytes = bytes_of(how, columns), steps = (bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
-    // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
-    const Py_ssize_t padded = steps * elements_in_step(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
-    const Py_ssize_t stride = ROWS_AT_ONCE * padded * size <= NEAR_ARRANGED ? padded : (padded + page - 1) / page * page + page / ROWS_AT_ONCE;
-    const bool is_offset = has_offset(how) && !in_blocks(how);
-    const Py_ssize_t next_sums = is_offset ? n->groups + FLOATS : 0;
-    void *memory = malloc((size_t)(ROWS_AT_ONCE * (stride * size + next_sums * (Py_ssize_t)sizeof(float)) + ALIGNED));
-    if (!memory) return no_memory;
-    Element *x = (Element *)(((uintptr_t)memory + ALIGNED - 1) / ALIGNED * ALIGNED);
     Quantized p = WEIGHT_OF(n, outputs);
-    float *sums = (float *)(x + ROWS_AT_ONCE * stride);
-    p.x = x, p.stride = stride, p.sums = sums, p.next_sums = next_sums, p.bias = n->bias;
-    // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
-    for (Py_ssize_t row = 0; row < n->rows; row += p.rows) {
-        p.rows = n->rows - row < ROWS_AT_ONCE ? n->rows - row : ROWS_AT_ONCE;
-        p.y = (uint16_t *)n->y + row * outputs;
+    const Py_ssize_t steps = (p.bytes + bytes_in_step(how) - 1) / bytes_in_step(how), size = (Py_ssize_t)sizeof(Element);
+    // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
+    const Py_ssize_t padded = steps * elements_in_step(how), line = ALIGNED / size, fit = LARGE_ARRANGED / (padded * size + 1);
+    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down.
+    const Py_ssize_t most = n->rows <= 2 * ROWS_AT_ONCE || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
+    const Py_ssize_t chunks = (n->rows + most - 1) / most;
+    const bool is_offset = has_offset(how) && !in_blocks(how);
+    Py_ssize_t places[ROWS_TOGETHER_MOST];
+    p.how = how, p.bias = n->bias, p.places = places, p.is_wide = n->is_wide != 0;
+    p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset ? n->groups + FLOATS : 0;
+    const Py_ssize_t room = n->rows < most ? n->rows : most;
+    void *memory = malloc((size_t)(room * (p.stride * size + p.next_sums * (Py_ssize_t)sizeof(float)) + ALIGNED));
+    if (!memory) return no_memory;
+    p.x = (Element *)(((uintptr_t)memory + ALIGNED - 1) / ALIGNED * ALIGNED);
+    p.sums = (float *)(p.x + room * p.stride);
+    for (Py_ssize_t chunk = 0; chunk < chunks; chunk++) {
+        const Py_ssize_t row = n->rows * chunk / chunks;
+        p.rows = n->rows * (chunk + 1) / chunks - row, p.usual = 0;
+        p.plain = (const uint16_t *)n->x + row * columns, p.y = (char *)n->y + row * outputs * (p.is_wide ? 4 : 2);
         p.added = n->added ? (const uint16_t *)n->added + row * outputs : NULL;
-        // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache.
-        const Py_ssize_t turns = (p.rows * padded * size + NEAR_ARRANGED - 1) / NEAR_ARRANGED;
-        p.turn = turns > 1 ? (steps + turns - 1) / turns : steps;
+        for (Py_ssize_t i = 0, last = p.rows; i < p.rows; i++)
+            places[!(is_offset || in_blocks(how)) || are_usual(p.plain + i * columns, columns) ? p.usual++ : --last] = i;
+        // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache, or what is decoded.
+        const Py_ssize_t near = p.usual <= ROWS_AT_ONCE ? p.usual * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
+        const Py_ssize_t turns = (steps * near + NEAR_ARRANGED - 1) / NEAR_ARRANGED, fitting = NEAR_ARRANGED / (near + !near);
+        p.turn = turns > 1 ? p.usual <= ROWS_AT_ONCE ? (steps + turns - 1) / turns : fitting : steps + !steps;
         p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : BYTES_AHEAD;
-        p.plain = (const uint16_t *)n->x + row * columns, p.is_arranged = !(is_offset || in_blocks(how)) || are_usual(p.plain, p.rows * columns);
-        for (Py_ssize_t i = 0; i < p.rows; i++) {
-            const uint16_t *row_of_x = p.plain + i * columns;
-            if (in_blocks(how)) arrange_blocks(row_of_x, x + i * stride, columns, how);
-            else arrange(row_of_x, x + i * stride, columns, steps, how);
-            if (is_offset) sum_groups(row_of_x, sums + i * next_sums, n->groups, p.shift);
-        }
-        const Py_ssize_t least = (QUANTIZED_SHARE / (bytes + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
-        in_shares(quantized_shares[how], &p, outputs, least, outputs * bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+        const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), least = (QUANTIZED_SHARE / (work + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
+        const unsigned threads = outputs * work < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
+        in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, p.usual * columns < SMALL_QUANTIZED ? 1 : threads);
+        in_shares(quantized_shares[how], &p, outputs, least, threads);
     }
     free(memory);
     return NULL;

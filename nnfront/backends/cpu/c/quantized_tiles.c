@@ -295,7 +295,7 @@ TILED INLINE void set_table(const Quantized *p, const Stored how, __m512i *table
 
 TILED INLINE void tile_outputs(const QuantizedTiles *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_quantized *n = given->n;
-    const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
+    const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .is_wide = n->is_wide != 0};
     const bool by_scales = is_scaled(how, given->weight.shift);
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     Panel panel;

@@ -31,9 +31,14 @@ INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= F
 
 enum {
     BLOCK = 256,            // columns
-    ROWS_AT_ONCE = 8,       // rows of x at a time
-    OUTPUTS_TOGETHER = 16,  // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
-    NEAR_ARRANGED = 16 << 10,  // bytes of x that the nearest cache holds beside what passes through it
+    ROWS_AT_ONCE = 8,       // of x that are multiplied with what is decoded while it is in registers
+    BLOCK_ROWS = REGISTERS / 8,  // of x that are multiplied at a time where there are more
+    BLOCK_OUTPUTS = 3,      // with these, decoded before
+    PANEL_OUTPUTS = 2 * BLOCK_OUTPUTS,  // decoded at a time, so that x comes near once for all of them
+    OUTPUTS_TOGETHER = 2 * PANEL_OUTPUTS,  // that are written at once, and for which a part of x stays in the nearest cache
+    ROWS_TOGETHER_MOST = 128,  // of x for which a weight is decoded once
+    NEAR_ARRANGED = 16 << 10,  // bytes of x, or of what is decoded, that the nearest cache holds beside what passes through it
+    LARGE_ARRANGED = 1 << 19,  // bytes of x that the next cache holds
     SMALL_QUANTIZED = 1 << 16,  // bytes of quantised values that take less time than waking threads
     QUANTIZED_SHARE = 1 << 18,  // bytes of quantised values that a thread takes at a time
     BYTES_AHEAD = 4 << 10,  // bytes of quantised values that are fetched before they are needed: the processor does not look so far by itself
@@ -51,24 +56,23 @@ typedef struct {
     const void *scales;     // [outputs, groups]
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const float *factors;   // [outputs] for FLOAT8_SCALES, given in the place of zeros
-    const Element *x;       // [rows, stride], in the order of the quantised values
-    const float *sums;      // of x over groups, [rows, next_sums], zero behind them, where quantised values are multiplied as more or less than they stand for
+    Element *x;             // [usual, stride], in the order of the quantised values
+    float *sums;            // of x over groups, [usual, next_sums], zero behind them, where quantised values are multiplied as more or less than they stand for
     const uint16_t *plain;  // x as it was given, [rows, columns]
+    const Py_ssize_t *places;  // of rows: of those in x, and then of those that are multiplied as they were given
     const uint16_t *bias;   // [outputs] or NULL
     const uint16_t *added;  // [rows, outputs] or NULL
-    uint16_t *y;            // [rows, outputs]
-    Py_ssize_t rows, columns, stride, next_sums, bytes, outputs, groups;
+    void *y;                // [rows, outputs], float if is_wide, else bfloat16
+    Py_ssize_t rows, usual, columns, stride, next_sums, bytes, outputs, groups;
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from quantised values to those that are needed BYTES_AHEAD later
     int shift;              // a group has 1 << shift columns
+    Stored how;
     Scales kind;            // of scales
+    bool is_wide;
     float unit;             // of which values are multiples
     int8_t values[16];      // for VALUES4
-    bool is_arranged;       // whether all of x may be multiplied in the order of the quantised values
 } Quantized;
-
-// What the lanes of sums are for each row of x.
-typedef Floats Sums[ROWS_AT_ONCE][OUTPUTS_TOGETHER];
 
 // Of how many bits the size of a group is a power.
 INLINE int shift_of(Py_ssize_t columns, Py_ssize_t groups) {
@@ -143,15 +147,14 @@ FAST static void sum_groups(const uint16_t *x, float *to, Py_ssize_t groups, con
     }
 }
 
-// Add to the sums of an output and of all rows of x what its quantised values are more than they have been multiplied as: `offset`, less their zero points.
-FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *sums, Py_ssize_t at, const float offset, const int rows) {
+// Add to the sums of an output and of the first rows of x, `next` apart, what its quantised values are more than they have been multiplied as: `offset`, less their zero points.
+FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *sums, const int next, Py_ssize_t at, const float offset, Py_ssize_t rows) {
     for (Py_ssize_t i = 0; i < p->groups; i += FLOATS) {
         const Py_ssize_t from = at * p->groups + i;
         const Lanes near = first_lanes(p->outputs * p->groups - from);  // what lies there may be another output's
         Floats by = only(first_lanes(p->groups - i), group_scales(p, at, i, near));
         by *= how == UINT4_GROUPS ? offset - __builtin_convertvector((Ints)bytes_there(p->zeros + from, near), Floats) : all(offset);
-#pragma GCC unroll 8
-        for (int row = 0; row < rows; row++) sums[row] = fused(by, floats(p->sums + row * p->next_sums + i), sums[row]);
+        for (Py_ssize_t row = 0; row < rows; row++) sums[row * next] = fused(by, floats(p->sums + row * p->next_sums + i), sums[row * next]);
     }
 }
 
@@ -165,21 +168,19 @@ FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *su
     }
 #define FOUR_BYTES(of) (int8_t)(of), (int8_t)((of) >> 8), (int8_t)((of) >> 16), (int8_t)((of) >> 24)
 
-// The sums of one output of 4 bits where vectors cannot make them.
-FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
-    for (Py_ssize_t row = 0; row < p->rows; row++) {
-        float sum = 0.0f;
-        for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
-            float part = 0.0f;
-            for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
-                const int number = p->quantized[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
-                const int value = how == VALUES4 ? p->values[number] : how == UINT4_GROUPS ? number - p->zeros[group] : (number ^ 8) - 8;
-                part += widened(p->plain[row * p->columns + column]) * (float)value;
-            }
-            sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f) * (p->factors ? p->factors[at] : 1.0f));
+// The product of a row, as it was given, with an output of 4 bits where vectors cannot make it.
+FAST static float sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, const uint16_t *row) {
+    float sum = 0.0f;
+    for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
+        float part = 0.0f;
+        for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
+            const int number = p->quantized[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
+            const int value = how == VALUES4 ? p->values[number] : how == UINT4_GROUPS ? number - p->zeros[group] : (number ^ 8) - 8;
+            part += widened(row[column]) * (float)value;
         }
-        to[row][slot] = only(first_lanes(1), all(sum));
+        sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f) * (p->factors ? p->factors[at] : 1.0f));
     }
+    return sum;
 }
 
 #endif

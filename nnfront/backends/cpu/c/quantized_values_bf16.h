@@ -12,6 +12,7 @@
 enum {
     BYTES = 64,  // of quantised values in a step
     PARTS = 4,   // vectors that they become at most
+    QUARTER = BYTES / 4,
 };
 
 #define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
@@ -55,11 +56,27 @@ INLINE Py_ssize_t place(Py_ssize_t column, const int parts) {
     return column - within + within % parts * LANES + within / parts;
 }
 
-INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, const int parts) {
+// The first and then the second of each pair in two vectors.
+FAST INLINE void part_pairs(__m512i x, __m512i y, __m512i *to) {
+    uint16_t first[LANES];
+    for (int i = 0; i < LANES; i++) first[i] = (uint16_t)(2 * i);
+    const __m512i from = _mm512_loadu_si512(first);
+    to[0] = _mm512_permutex2var_epi16(x, from, y), to[1] = _mm512_permutex2var_epi16(x, _mm512_add_epi16(from, _mm512_set1_epi16(1)), y);
+}
+
+FAST INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, const int parts) {
     const Py_ssize_t each = parts * LANES, whole = columns / each * each;
-    for (Py_ssize_t at = 0; at < whole; at += each)
-        for (int part = 0; part < parts; part++)
-            for (int lane = 0; lane < LANES; lane++) to[at + part * LANES + lane] = from[at + lane * parts + part];
+    for (Py_ssize_t at = 0; at < whole; at += each) {
+        __m512i pairs[4], some[4];
+        for (int i = 0; i < parts; i += 2) part_pairs(_mm512_loadu_si512(from + at + i * LANES), _mm512_loadu_si512(from + at + (i + 1) * LANES), pairs + i);
+        if (parts == 2) some[0] = pairs[0], some[1] = pairs[1];
+        else {
+            __m512i odd[2];
+            part_pairs(pairs[0], pairs[2], some), part_pairs(pairs[1], pairs[3], odd);
+            some[2] = some[1], some[1] = odd[0], some[3] = odd[1];
+        }
+        for (int part = 0; part < parts; part++) _mm512_storeu_si512(to + at + part * LANES, some[part]);
+    }
     for (Py_ssize_t at = whole; at < columns; at++) to[place(at, parts)] = from[at];
 }
 
@@ -67,7 +84,12 @@ INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, c
 FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
     const int each = step_elements(how);
     if (columns < steps * each) memset(to + (steps - 1) * each, 0, (size_t)each * sizeof *to);
-    if (how <= INT8_GROUPS) memcpy(to, from, (size_t)columns * sizeof *to);
+    if (how <= INT8_GROUPS)
+        // The halves of two groups of 32 in each vector, so that they are scaled at once.
+        for (Py_ssize_t at = 0; at < columns; at += QUARTER) {
+            const Py_ssize_t quarter = at / QUARTER % 4, left = columns - at;
+            memcpy(to + at + (quarter == 1 ? QUARTER : quarter == 2 ? -QUARTER : 0), from + at, (size_t)(left < QUARTER ? left : QUARTER) * sizeof *to);
+        }
     else if (is_float8(how)) arrange_as(from, to, columns, 2);
     else arrange_as(from, to, columns, 4);
 }
@@ -108,7 +130,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *qua
     if (how <= INT8_GROUPS) {
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++)
-            to[i] = _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, 2 * i + 1), sixteen(quantized, is_whole, there, 2 * i));
+            to[i] = _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, i + 2), sixteen(quantized, is_whole, there, i));
         return;
     }
     const __m512i words = is_whole ? _mm512_loadu_si512(quantized) : _mm512_maskz_loadu_epi8(there, quantized);
@@ -123,7 +145,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *qua
     }
 }
 
-// Add to `sums` what the quantised values of step `i` of output `at` and all rows of x contribute.
+// Add to `sums` what the quantised values of step `i` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
 FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
                           const bool is_whole) {
     const int parts = parts_of(how);
@@ -131,35 +153,37 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
     const int log = scale_bytes_log2(p->kind);
     const char *from = (const char *)p->scales + (first << log);
-    __m512 scales[2];
+    Floats scales = all(1.0f);
     if (how >= INT4_GROUPS) {
         const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
         _mm_prefetch(from + (p->ahead >> (p->shift - 1 - log)), _MM_HINT_T1);
         if (p->kind != BFLOAT16_SCALES)
-            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), group_scales(p, at, group, exist));
+            scales = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), group_scales(p, at, group, exist));
         else
-            scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
+            scales = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
     } else if (is_grouped(how)) {
         _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
-        scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first));
-        if (how == INT8_GROUPS && 1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first + 1));
+        scales = all(scale_at(p->scales, p->kind, first));
+        if (how == INT8_GROUPS && 1 << p->shift == LANES && (is_whole || there >> LANES)) scales = _mm512_mask_mov_ps(scales, 0xFF00, all(scale_at(p->scales, p->kind, first + 1)));
     }
     const uint8_t *quantized = p->quantized + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];
     _mm_prefetch(quantized + p->ahead, _MM_HINT_T1);
     decode(c, how, quantized, is_whole, there, some);
+    if (!rows)
+#pragma GCC unroll 4
+        for (int k = 0; k < parts; k++) {
+            sums[k] = (Floats)some[k];
+            if (is_grouped(how)) sums[parts] = scales;
+        }
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
         const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
         Floats part = _mm512_setzero_ps();
 #pragma GCC unroll 4
-        for (int k = 0; k < parts; k++) {
-            part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
-            if (how == INT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[k], sums[row]), part = _mm512_setzero_ps();
-        }
-        if (how >= FLOAT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[0], sums[row]);
-        if (!is_grouped(how)) sums[row] = _mm512_add_ps(sums[row], part);
+        for (int k = 0; k < parts; k++) part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
+        sums[row] = is_grouped(how) ? fused(part, scales, sums[row]) : sums[row] + part;
     }
 }
 
@@ -167,7 +191,8 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
                            const int rows) {
     const Py_ssize_t whole = p->bytes / BYTES;
-    for (Py_ssize_t i = first; i < (end < whole ? end : whole); i++) add_step(p, c, how, sums, at, i, rows, true);
+    const int next = rows ? 0 : parts_of(how) + is_grouped(how);
+    for (Py_ssize_t i = first; i < (end < whole ? end : whole); i++, sums += next) add_step(p, c, how, sums, at, i, rows, true);
     if (end > whole) add_step(p, c, how, sums, at, whole, rows, false);
 }
 
@@ -175,11 +200,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
 INLINE bool has_offset(const Stored how) { return how == UINT4_GROUPS; }
 INLINE float offset_of(const Quantized *p, const Stored how) { return 8.0f; }
 
-// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps.
-FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
-    if (p->is_arranged) return false;
-    sum_one_by_one(p, how, at, to, slot);
-    return true;
-}
+// Whether a number among those of an output makes none of all its sums, and sums do not show it.
+INLINE bool hides_nan(const Quantized *p, const Stored how, Py_ssize_t at) { return false; }
 
 #endif

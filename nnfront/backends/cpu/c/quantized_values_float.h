@@ -120,7 +120,7 @@ FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *q
 // Groups whose x is near, those that the end of a step shares with others, and what is read beyond.
 enum { MOST_GROUPS = NEAR_ARRANGED / sizeof(float) / 16 + 4 + FLOATS };
 
-// Add to `sums` what the quantised values of the steps `first` to `end` of output `at` and all rows of x contribute.
+// Add to `sums` what the quantised values of the steps `first` to `end` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
                            const int rows) {
     const int bytes = step_bytes(how), columns = bytes * (how >= INT4_GROUPS ? 2 : 1);
@@ -146,6 +146,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
 #pragma GCC unroll 8
         for (int k = 0; k < parts_of(how); k++) {
             const Floats some = decode(c, how, quantized, k);
+            if (!rows) *sums++ = some;
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
                 const Floats with = floats(x + row * p->stride + k * FLOATS);
@@ -153,21 +154,16 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
             }
         }
         const Floats by = is_grouped(how) ? spread(scales + own, c->places) : all(1.0f);
+        if (!rows && is_grouped(how)) *sums++ = by;
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) sums[row] = is_grouped(how) ? fused(parts[row], by, sums[row]) : sums[row] + parts[row];
     }
 }
 
-// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps: a NaN among its quantised values makes NaN of all.
-FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
-    if (!p->is_arranged) {
-        sum_one_by_one(p, how, at, to, slot);
-        return true;
-    }
-    if (!is_float8(how)) return false;
+// Whether a number among those of an output makes none of all its sums, and sums do not show it.
+FAST INLINE bool hides_nan(const Quantized *p, const Stored how, Py_ssize_t at) {
     uint8_t is_nan = 0;
-    for (Py_ssize_t i = 0; i < p->bytes; i++) is_nan |= (p->quantized[at * p->bytes + i] & 0x7F) == 0x7F;
-    for (int row = 0; row < p->rows && is_nan; row++) to[row][slot] = all(NAN);
+    for (Py_ssize_t i = 0; is_float8(how) && i < p->bytes; i++) is_nan |= (p->quantized[at * p->bytes + i] & 0x7F) == 0x7F;
     return is_nan;
 }
 
