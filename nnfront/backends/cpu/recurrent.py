@@ -18,13 +18,11 @@ import torch
 from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.elementwise import copied
-from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.in_c import by_reference, kernel
 from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import Bind
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
-from nnfront.memory.allocations import metered
-from nnfront.memory.layout import Layout
 
 FEW = 8  # tokens of a sequence that are taken one after the other
 MOST_KEYS = 1024  # features of a key of the delta rule in C
@@ -142,11 +140,6 @@ def _one_by_one(step: Bind, tokens: Sequence[int]) -> Bind:
     return bind
 
 
-def _bytes(run: Run, x: Layout, *operands: Layout | None) -> int:
-    """What the reference takes of more than one token."""
-    return metered(replace(run, kernel=run.op), (x, *operands), {}, (None, None)).workspace
-
-
 _STEPS = "a few tokens: the state is read and written once or twice for each"
 KERNELS = tuple(
     replace(step, bind=_one_by_one(step.bind, tokens))
@@ -155,5 +148,5 @@ KERNELS = tuple(
         ("ssm_scan", _ssm_scan, (0, 1, 3, 4)),
         ("gated_delta_rule", _gated_delta_rule, (0, 1, 2, 3, 4)),
     )
-    for step in (kernel(f"{op}_step", op, write, reference, _STEPS, held=_bytes),)
+    for step in (kernel(f"{op}_step", op, write, reference, _STEPS, held=by_reference),)
 )
