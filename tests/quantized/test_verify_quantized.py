@@ -111,7 +111,9 @@ def test_a_mistake_of_the_model_file_is_named_all_the_same(tmp_path: Path) -> No
 def test_a_mistake_of_the_reader_shows_where_transformers_reads_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["nnfront.quantized.gguf"], "INTERLEAVED", ())  # rows of q and k stay in pairs
+    monkeypatch.setattr(
+        sys.modules["nnfront.quantized.gguf"], "INTERLEAVED", ()
+    )  # rows of q and k stay in pairs
     found = nn.verify(gguf_file(tmp_path))
     assert found.fault is not None
     assert found.fault.path.startswith(f"{LAYER}.self_attn")
