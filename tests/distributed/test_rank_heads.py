@@ -63,7 +63,7 @@ def test_texts_with_a_head_are_those_of_one_process_without(
             else folder.executable.of_rank(rank).load(folder.checkpoint)
         )
         assert folder.text is not None
-        llm = nn.LLM(session, folder.text, folder.config, path, files=folder.held)
+        llm = nn.LLM(session, folder.text, folder.config, path, files=folder.folder)
         llm.ranks = Meeting(rank, threads)
         return [text.tolist() for text in llm.generate_ids(prompts, 12, spec="mtp:2")]
 

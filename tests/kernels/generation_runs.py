@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from graph_runs import captured_by
-from state_graph_runs import Counting, torch_alone
+from state_graph_runs import Counting, launching
 from tape import TapeCapture
 
 import nnfront as nn
@@ -32,7 +32,7 @@ def pair() -> tuple[nn.LLM, nn.LLM, TapeCapture]:
     torch.set_num_threads(1)
     cuda_attention.MIN_BUCKET = 128
     capturer = TapeCapture()
-    with torch_alone():
+    with launching():
         with captured_by(capturer):
             one = nn.LLM.load(FOLDER, "cuda", dtype="float32")
         with captured_by(None):

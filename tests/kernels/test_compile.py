@@ -338,7 +338,7 @@ FP8_SM_90 = Build(
     "matmul_fp8", "sm_90", Config(128, 128, 128, 8, 4), MatmulShape(4096, 4096, 4096), "float8_e4m3fn"
 )
 MUTANTS = [
-    ("sums_left_in_the_tensor_core", "BLOCK if arch == \"sm_90\" and not blocks else 0", "0", FP8_SM_90, "sums stay in the tensor core"),
+    ("sums_left_in_the_tensor_core", "SUMMED if arch == \"sm_90\" else 0", "0", FP8_SM_90, "sums stay in the tensor core"),
     ("divisibility_lost", "do_not_specialize=[\"M\"]", "do_not_specialize=[\"M\", \"stride_wn\", \"K\"]", SM_90, "narrow loads"),
     ("too_large_a_tile", "", "", replace(SM_90, config=Config(256, 256, 64, 8, 4)), "bytes of shared memory"),
     ("too_few_warps", "", "", replace(SM_90, config=Config(128, 256, 64, 4, 3)), "spill instructions"),

@@ -6,7 +6,19 @@ from __future__ import annotations
 import nnfront_kernels
 import pytest
 from few_of import few_of
-from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, OPERANDS, SIZES, SPLIT, Case, grid, pairwise, run
+from kernel_cases import (
+    EPILOGUES,
+    LAYOUTS,
+    MATMULS,
+    OPERANDS,
+    QUANTIZED,
+    SIZES,
+    SPLIT,
+    Case,
+    grid,
+    pairwise,
+    run,
+)
 
 
 def run_one_of_three_again(name: str, case: Case) -> None:
@@ -17,7 +29,7 @@ def cases(kernel: nnfront_kernels.Kernel, shapes: list[tuple[int, int, int]]) ->
     made = []
     for index, (m, n, k) in enumerate(shapes):
         quantized: dict[str, object] = {}
-        if kernel.groups != (0,):
+        if kernel.name in QUANTIZED:
             group = kernel.groups[(index + index // 6) % len(kernel.groups)]
             if kernel.name == "matmul_fp8":
                 k = 16 * (1 + 2 * SIZES.index(k))  # a block of K need not be full
@@ -45,7 +57,7 @@ FEWER = (1, 15, 17, 64, 129, 257)
 
 
 def default_shapes(kernel: nnfront_kernels.Kernel) -> list[tuple[int, int, int]]:
-    return pairwise(SOME if kernel.groups == (0,) and "fp8" not in kernel.name else FEWER)
+    return pairwise(FEWER if kernel.name in QUANTIZED else SOME)
 
 
 @pytest.mark.parametrize(

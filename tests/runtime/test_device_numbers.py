@@ -222,7 +222,7 @@ class TestSaved:
 
         text = SimpleNamespace(eos_token_ids=())
         manifest = SimpleNamespace(llm=text, target=made, text=str)
-        files = SimpleNamespace(manifest=manifest, held=None)
+        files = SimpleNamespace(manifest=manifest, home=None)
         asked: list[int | None] = []
         monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
         monkeypatch.setattr(load_options, "read_artefact", lambda folder, rank: files)
