@@ -16,7 +16,7 @@ KEPT = 0.9
 FEW = 3
 """So many requests may wait for a first token until prompts have more than half of the time."""
 
-ROWS = 8
+ROWS = 4
 """Rows that kernels take together."""
 
 KEPT_CALLS = 0.97
@@ -53,7 +53,7 @@ class Pace:
         self._last = self.clock()
 
     def tokens(self, answers: int, prompts: int, most: int) -> int:
-        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows in eights. Of its time prompts have
+        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows by whole `ROWS`. Of its time prompts have
         half at least, and more the more requests wait for a first token.
         """
         base, each = self._cost
