@@ -2,7 +2,7 @@
 """What the matmul kernels do to a finished float32 tile before they write it.
 
     z = scale * (x @ w.T) + bias
-    a = act(z)                                   or, gated:  act(z[:, 0::2]) * z[:, 1::2]
+    a = act(z)                                   or, gated:  act(z[:, 0::2]) * z[:, 1::2]    (`Gate` has more)
     y = cast(a + residual)
 
 A gated pair keeps its two weights interleaved row by row (`interleave`), so a gate and its partner are neighbours in
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import KernelError, require_matrix, require_vector
 
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2")
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -78,14 +78,34 @@ class Epilogue:
         z = product * self.scale
         if self.bias is not None:
             z = z + self.bias.to(z.dtype)
-        a = (
-            _activate(z[:, 0::2], self.activation) * z[:, 1::2]
-            if self.gated
-            else _activate(z, self.activation)
-        )
+        a = self.gate(z[:, 0::2], z[:, 1::2]) if self.gated else _activate(z, self.activation)
         if self.residual is not None:
             a = a + self.residual.to(a.dtype)
         return a.to(self.out_dtype or out_dtype)
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """The product of a gated pair."""
+        return _activate(gate, self.activation) * up
+
+
+@dataclass(frozen=True)
+class Gate(Epilogue):
+    """Of gated pairs: gate is at most `limit`, up between -limit and limit, silu(gate) is gate * sigmoid(alpha * gate), and `up_offset` is added to up."""
+
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+    def constants(self) -> dict[str, Any]:
+        more = {"ALPHA": self.alpha, "LIMIT": self.limit or 0.0, "OFFSET": self.up_offset}
+        return {**super().constants(), **more}
+
+    def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.activation == "silu":
+            return gate * torch.sigmoid(self.alpha * gate) * (up + self.up_offset)
+        return super().gate(gate, up + self.up_offset)
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -98,18 +118,24 @@ def _activate(z: torch.Tensor, activation: str) -> torch.Tensor:
         return torch.nn.functional.silu(z)
     if activation in ("gelu", "gelu_tanh"):
         return torch.nn.functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation in ("relu", "relu2"):
+        return torch.relu(z) ** (1 + (activation == "relu2"))
     return z
 
 
 @triton.jit
-def activate(z, ACTIVATION: tl.constexpr):
+def activate(z, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr = 1.0):
     if ACTIVATION == "silu":
-        z = z * tl.sigmoid(z)
+        z = z * tl.sigmoid(z if ALPHA == 1.0 else ALPHA * z)
     elif ACTIVATION == "gelu":
         z = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))  # 1 / sqrt(2)
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(u)) / 2 = sigmoid(2 u), with u = sqrt(2 / pi) * (z + 0.044715 z^3)
         z = z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+    elif ACTIVATION == "relu":
+        z = tl.where(z < 0.0, 0.0, z)
+    elif ACTIVATION == "relu2":
+        z = tl.where(z < 0.0, 0.0, z * z)
     return z
 
 
@@ -124,6 +150,9 @@ def finish_tile(
     GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ALPHA: tl.constexpr = 1.0,
+    LIMIT: tl.constexpr = 0.0,  # 0 is none
+    OFFSET: tl.constexpr = 0.0,
 ):
     """Scale, bias and activation; the result has BLOCK_N // 2 columns if GATED."""
     acc = acc * scale
@@ -132,7 +161,10 @@ def finish_tile(
         acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        acc = activate(gate, ACTIVATION) * up
+        if LIMIT > 0.0:
+            gate = tl.where(gate > LIMIT, LIMIT, gate)  # what is NaN stays so
+            up = tl.where(tl.abs(up) > LIMIT, tl.where(up > 0.0, LIMIT, -LIMIT), up)
+        acc = activate(gate, ACTIVATION, ALPHA) * (up if OFFSET == 0.0 else up + OFFSET)
     else:
         acc = activate(acc, ACTIVATION)
     return acc

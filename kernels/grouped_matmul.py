@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One matmul for each expert of a mixture, in one launch: each tile of rows meets the weight of its own expert.
 
-Shapes: w [E, N, K], y [rows, N] or, gated, [rows, N // 2], in 16 bits; bias [E, N]; activation, gated and scale as in
+Shapes: w [E, N, K], y [rows, N] or, gated, [rows, N // 2], in 16 bits; bias [E, N]; activation, gated, its limits, and scale as in
 `epilogue.py`. The rows and their order come from `moe_routing.py`, where a slot is one choice of one token:
 
     gather    x is [T, K] and a slot reads its token's row; else x is [T * top_k, K] in the order of the experts
@@ -32,7 +32,7 @@ from nnfront_kernels.common import (
     require_matrix,
     taking,
 )
-from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
+from nnfront_kernels.epilogue import Gate, finish_tile, halves
 from nnfront_kernels.moe_routing import Routing, most_tiles
 from nnfront_kernels.tiles import bucket, cdiv, shared_bytes
 from nnfront_kernels.walk import tile_at
@@ -67,13 +67,13 @@ def reference(
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes; rows that are not written are zero."""
-    epi = Epilogue(**epilogue)
+    epi = Gate(**epilogue)
     y = x.new_zeros(routing.slots.numel(), epi.columns(w.shape[1]), dtype=epi.out_dtype or x.dtype)
     for expert, first, rows in routing.tiles.T.tolist():
         position = torch.arange(first, first + rows, device=x.device)
         slots = routing.slots[position].long()
         product = x[slots // routing.top_k if gather else position].to(compute) @ w[expert].to(compute).T
-        own = Epilogue(**epilogue, bias=None if bias is None else bias[expert])
+        own = Gate(**epilogue, bias=None if bias is None else bias[expert])
         y[slots if scatter else position] = own.reference(product, x.dtype)
     return y
 
@@ -148,6 +148,9 @@ def grouped_matmul_kernel(
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
     # Tiles of one expert are neighbours: blocks that run together share its weight in L2.
     tile, pid_n = tile_at(tl.program_id(0), NUM_TILES, tl.cdiv(N, BLOCK_N), GROUP_M)
@@ -192,7 +195,9 @@ def grouped_matmul_kernel(
     first_n = pid_n * BLOCK_N
     HALF: tl.constexpr = BLOCK_N // 2
     if GATED:
-        half = finish_tile(acc, bias_ptr, scale, first_n, N, ACTIVATION, True, BLOCK_M, BLOCK_N)
+        half = finish_tile(
+            acc, bias_ptr, scale, first_n, N, ACTIVATION, True, BLOCK_M, BLOCK_N, ALPHA, LIMIT, OFFSET
+        )
         store_rows(half, y_rows, inside_m, first_n // 2, N // 2, HALF)
     else:
         left, right = halves(acc, BLOCK_M, BLOCK_N)
@@ -232,9 +237,9 @@ def plan(
 ) -> Plan:
     """Compute y: [T * top_k, N] or, gated, [T * top_k, N // 2].
 
-    Options: gather, scatter, bias [E, N], activation none|silu|gelu|gelu_tanh, gated, scale, out_dtype, out.
+    Options: gather, scatter, bias [E, N], activation, gated, alpha, limit, up_offset, scale, out_dtype, out.
     """
-    epi = Epilogue(**epilogue)
+    epi = Gate(**epilogue)
     tokens, top_k = routing.experts.shape
     if w.ndim != 3 or (w.shape[2] > 1 and w.stride(2) != 1):
         raise KernelError(f"w must be [E, N, K] with adjacent rows' elements, got {list(w.shape)}")

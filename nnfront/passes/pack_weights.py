@@ -167,7 +167,8 @@ def _has_product(function: Function) -> bool:
 def _gated_experts(function: Function) -> Packing | None:
     if function.attrs.get("interleaved") or not function.attrs.get("gated", True):
         return None
-    return {"gate_up": _interleave_each}, {"gate_up": _apart_each}
+    names = ("gate_up", "gate_up_bias")
+    return dict.fromkeys(names, _interleave_each), dict.fromkeys(names, _apart_each)
 
 
 def _gated_product(function: Function) -> Packing | None:

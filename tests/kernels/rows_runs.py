@@ -217,3 +217,48 @@ def wide_residual(quant: str | None) -> tuple[set[str], str, float]:
     expected = residual.double() + x.double() @ weight.double().T
     off = float(((found.double() - expected).abs() / expected).max())
     return {i.kernel for i in device.program.methods["forward"].body.instructions}, str(found.dtype), off
+
+
+class Experts(nn.Module):
+    """Four experts whose products have biases, gate above up if they have gates."""
+
+    def __init__(self, **options: Any) -> None:
+        width = 48 * (1 + options.get("gated", True))
+        sizes = {
+            "gate_up": (4, width, 32),
+            "down": (4, 32, 48),
+            "gate_up_bias": (4, width),
+            "down_bias": (4, 32),
+        }
+        for name, size in sizes.items():
+            setattr(self, name, nn.Parameter(size, "float16"))
+        self.options = options
+
+    def forward(self, x: nn.Tensor, chosen: nn.Tensor, shares: nn.Tensor) -> nn.Tensor:
+        biases = self.gate_up_bias, self.down_bias
+        return op.moe_mlp(x, self.gate_up, self.down, chosen, shares, *biases, **self.options)
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "gated": {"activation": "gelu"},
+    "alternating, with limits": {"interleaved": True, "alpha": 1.702, "limit": 0.5, "up_offset": 1.0},
+    "with limits": {"alpha": 1.702, "limit": 0.5, "up_offset": 1.0},
+    "without a gate": {"gated": False, "activation": "relu2"},
+}
+
+
+def experts(name: str) -> set[str]:
+    """Kernels that run experts; AssertionError unless they give what the CPU gives."""
+    torch.manual_seed(0)
+    types = {"x": spec.Tensor(["n", 32], "float16"), "chosen": spec.Tensor(["n", 2], "int64")}
+    model = Experts(**EXPERTS[name])
+    ir = model.export({"forward": {**types, "shares": spec.Tensor(["n", 2], "float16")}})
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    weights = {
+        name: torch.randn([int(s) for s in p.shape]).half() / 8 for name, p in model.named_parameters()
+    }
+    given = torch.randn(5, 32).half(), torch.randint(0, 4, (5, 2)), torch.rand(5, 2).half()
+    device = nn.compile(ir, target="cuda")
+    got, expected = (e.load(weights)["forward"](*given) for e in (device, nn.compile(ir)))
+    torch.testing.assert_close(got, expected, rtol=8e-3, atol=8e-3)
+    return {i.kernel for i in device.program.methods["forward"].body.instructions}

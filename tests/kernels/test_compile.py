@@ -253,6 +253,24 @@ def test_no_kernel_of_the_routing_spills(compiled, arch):
     assert compiled(routing_spills, arch) == [0, 0, 0]
 
 
+def limited_gate_spills(arch: str) -> list[int]:
+    """Of every config, with what experts may have between their products besides an activation."""
+    kernel = nnfront_kernels.grouped_matmul.KERNEL
+    more = {"activation": "silu", "alpha": 1.702, "limit": 7.0, "up_offset": 1.0}
+    found = []
+    for config in kernel.configs[arch]:
+        arguments, options = kernel.example(kernel.shape_for(kernel.typical, config), "bfloat16")
+        found.append(
+            report(kernel.plan(*arguments, **options, **more, arch=arch, config=config), arch).spills
+        )
+    return found
+
+
+@pytest.mark.parametrize("arch", few_of(ARCHS))
+def test_limits_of_gates_do_not_spill(compiled, arch):
+    assert set(compiled(limited_gate_spills, arch)) == {0}
+
+
 @pytest.mark.parametrize("build", few_of(FALLBACKS, 2), ids=str)
 def test_what_the_budgets_leave_out_does_not_spill(compiled, build):
     assert compiled(compile_build, build).spills == 0

@@ -5,7 +5,18 @@ from __future__ import annotations
 
 import pytest
 from few_of import few_of
-from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, feed, model_kernels, wide_residual
+from rows_runs import (
+    CASES,
+    EXPERTS,
+    FLOAT64,
+    REFUSED,
+    agree,
+    experts,
+    explained,
+    feed,
+    model_kernels,
+    wide_residual,
+)
 
 
 @pytest.mark.parametrize("batch", few_of([3, 0]))
@@ -66,3 +77,8 @@ def test_a_residual_in_32_bits_is_added_in_32_bits(interpreted, quant, product):
     kernels, dtype, off = interpreted(wide_residual, quant)
     assert (kernels, dtype) == ({product}, "torch.float32")
     assert off < (1e-6 if quant is None else 1e-4)
+
+
+@pytest.mark.parametrize("name", few_of(EXPERTS, 2))
+def test_experts_with_biases_run_on_the_kernels_whatever_is_between_their_products(interpreted, name):
+    assert interpreted(experts, name) == {"triton_experts"}

@@ -36,10 +36,24 @@ class Layer:
     gap: int = 0
     dtype: str = "float16"
     bias: bool = False
+    activation: str = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+    gated: bool = True
 
     def __str__(self) -> str:
         sizes = f"{self.tokens}x{self.top_k}of{self.experts}-{self.width}x{self.hidden}"
-        return f"{sizes}-{self.choice}-{self.arch}-{self.block_m}-gap{self.gap}{'-bias' * self.bias}"
+        between = f"{self.activation}{self.alpha}{'' if self.limit is None else f'-limit{self.limit}'}"
+        return (
+            f"{sizes}-{self.choice}-{self.arch}-{self.block_m}-gap{self.gap}{'-bias' * self.bias}-{between}"
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What happens between the two products."""
+        names = ("activation", "gated", "alpha", "limit", "up_offset")
+        return {name: getattr(self, name) for name in names}
 
 
 def choices(layer: Layer) -> torch.Tensor:
@@ -141,11 +155,13 @@ def feed_forward(package: ModuleType, layer: Layer) -> None:
         )
 
     x = surrounded(normal(layer.tokens, layer.width), layer.gap, 0)
-    mixed = interleave(normal(layer.hidden, layer.width), normal(layer.hidden, layer.width))
-    w_in = weight(2 * layer.hidden, layer.width)
-    w_in[-1].copy_(mixed / 4)
+    w_in = weight((1 + layer.gated) * layer.hidden, layer.width)
+    if layer.gated:
+        mixed = interleave(normal(layer.hidden, layer.width), normal(layer.hidden, layer.width))
+        w_in[-1].copy_(mixed / 4)
     w_out = weight(layer.width, layer.hidden)
     bias = normal(experts, layer.width) if layer.bias else None
+    bias_in = normal(experts, w_in.shape[1]) if layer.bias else None
     shares = torch.rand(layer.tokens, layer.top_k, generator=generator)
     chosen = choices(layer)
     used = ((chosen >= 0) & (chosen < experts)).flatten()
@@ -160,7 +176,7 @@ def feed_forward(package: ModuleType, layer: Layer) -> None:
         options = {"config": config, "arch": layer.arch}
         plans = (
             package.grouped_matmul.plan(
-                x, w_in, routing, gather=True, gated=True, activation="silu", out=hidden.view, **options
+                x, w_in, routing, gather=True, bias=bias_in, out=hidden.view, **layer.options, **options
             ),
             package.grouped_matmul.plan(
                 hidden.view, w_out, routing, scatter=True, bias=bias, out=out.view, **options
@@ -188,14 +204,26 @@ def feed_forward(package: ModuleType, layer: Layer) -> None:
     rows = x.double()[order // layer.top_k]
     z = torch.einsum("sk,snk->sn", rows, w_in.double()[expert_of])
     size = torch.einsum("sk,snk->sn", rows.abs(), w_in.double()[expert_of].abs())
-    drift = 2 * SUM * EPS32 * math.sqrt(layer.width) * size
-    gate, up = z[:, 0::2] / (1 + torch.exp(-z[:, 0::2])), z[:, 1::2]
-    slack = (
-        1.2 * drift[:, 0::2] * (up.abs() + drift[:, 1::2])
-        + drift[:, 1::2] * gate.abs()
-        + 32 * EPS32 * (gate * up).abs()
-    )
-    assert_close(actual=hidden[: len(order)], expected=gate * up, drift=slack)
+    if bias_in is not None:
+        z += bias_in.double()[expert_of]
+    drift = 2 * SUM * EPS32 * math.sqrt(layer.width) * size + EPS32 * z.abs()
+    if layer.gated:
+        gate, up = z[:, 0::2], z[:, 1::2]
+        if layer.limit is not None:
+            assert layer.tokens < 9 or min((gate > layer.limit).sum(), (up.abs() > layer.limit).sum()) > 0
+            gate, up = gate.clamp(max=layer.limit), up.clamp(-layer.limit, layer.limit)
+        gate, up = gate / (1 + torch.exp(-layer.alpha * gate)), up + layer.up_offset
+        slack = (
+            1.2 * drift[:, 0::2] * (up.abs() + drift[:, 1::2])
+            + drift[:, 1::2] * gate.abs()
+            + 32 * EPS32 * (gate * up).abs()
+        )
+        between = gate * up
+    else:
+        assert layer.activation == "relu2"
+        between = z.clamp(min=0) ** 2
+        slack = drift * (2 * z.abs() + drift) + 32 * EPS32 * between
+    assert_close(actual=hidden[: len(order)], expected=between, drift=slack)
     assert hidden[len(order) :].isnan().all(), "rows of no expert were written"
 
     expected = torch.full((slots, layer.width), math.nan, dtype=torch.float64)
@@ -214,15 +242,19 @@ def feed_forward(package: ModuleType, layer: Layer) -> None:
 
     # And the stated definitions.
     stated = package.grouped_matmul.reference(
-        x, w_in, routing, gather=True, gated=True, activation="silu", compute=torch.float64
+        x, w_in, routing, gather=True, bias=bias_in, compute=torch.float64, **layer.options
     )
     unit = TOLERANCES[dtype].unit
-    assert torch.allclose(stated[: len(order)].double(), gate * up, rtol=2 * unit, atol=1e-7)
+    assert torch.allclose(stated[: len(order)].double(), between, rtol=2 * unit, atol=1e-7)
     stated = package.moe_combine.reference(out, shares, chosen, experts, compute=torch.float64)
     assert torch.allclose(stated.double(), terms.sum(1), rtol=2 * unit, atol=1e-7)
 
 
+LIMITED = Layer(19, 2, 4, width=33, hidden=24, bias=True, alpha=1.702, limit=0.75, up_offset=1.0)
+SQUARED = Layer(21, 2, 5, width=48, hidden=33, gap=1, activation="relu2", gated=False)
 LAYERS = [
+    LIMITED,
+    SQUARED,
     Layer(17, 2, 4),
     Layer(1, 8, 60, width=128, hidden=64),
     Layer(0, 2, 4),
@@ -244,7 +276,7 @@ def feed_forward_here(layer: Layer) -> None:
     feed_forward(nnfront_kernels, layer)
 
 
-@pytest.mark.parametrize("layer", few_of(LAYERS, 3), ids=str)
+@pytest.mark.parametrize("layer", few_of(LAYERS, 4), ids=str)
 def test_a_layer_of_experts_matches_float64(interpreted, layer):
     interpreted(feed_forward_here, layer)
 
@@ -269,6 +301,12 @@ MUTANTS = [
     (Mutant("grouped_k_mask_missing", "grouped_matmul.py", "k % config.block_k == 0", "True"), feed_forward, HERE),
     (Mutant("grouped_right_half_stored_left", "grouped_matmul.py", "store_rows(right, y_rows, inside_m, first_n + HALF", "store_rows(right, y_rows, inside_m, first_n"), feed_forward, HERE),
     (Mutant("column_mask_of_the_experts", "grouped_matmul.py", "(offs_c < num_columns)", "(offs_c <= num_columns)"), feed_forward, HERE),
+    (Mutant("gates_without_a_limit", "epilogue.py", "tl.where(gate > LIMIT, LIMIT, gate)", "gate"), feed_forward, LIMITED),
+    (Mutant("ups_without_a_limit_below", "epilogue.py", "tl.where(up > 0.0, LIMIT, -LIMIT), up", "LIMIT, up"), feed_forward, LIMITED),
+    (Mutant("no_offset_of_ups", "epilogue.py", "up if OFFSET == 0.0 else up + OFFSET", "up"), feed_forward, LIMITED),
+    (Mutant("no_slope_of_silu", "epilogue.py", "z if ALPHA == 1.0 else ALPHA * z", "z"), feed_forward, LIMITED),
+    (Mutant("not_squared", "epilogue.py", "tl.where(z < 0.0, 0.0, z * z)", "tl.where(z < 0.0, 0.0, z)"), feed_forward, SQUARED),
+    (Mutant("bias_of_experts_behind_the_gate", "grouped_matmul.py", "acc, bias_ptr, scale, first_n, N, ACTIVATION, True", "acc, None, scale, first_n, N, ACTIVATION, True"), feed_forward, LIMITED),
     (Mutant("shares_not_weighted", "moe_combine.py", "tl.where(used, weight, 0.0)", "tl.where(used, 1.0, 0.0)"), feed_forward, HERE),
     (Mutant("last_choice_left_out", "moe_combine.py", "tl.static_range(TOP_K)", "tl.static_range(TOP_K - 1)"), feed_forward, HERE),
     (Mutant("shares_from_elsewhere_read", "moe_combine.py", "mask=at < tl.where(used, H, 0)", "mask=at < H"), feed_forward, HERE),

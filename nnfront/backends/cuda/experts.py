@@ -10,28 +10,23 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import asked, kernel_module
-from nnfront.backends.cuda.linear import ACTIVATIONS, in_rows
+from nnfront.backends.cuda.linear import in_rows
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
 from nnfront.passes.pack_weights import LAYOUTS
 
+_OPTIONS = {"activation", "gated", "alpha", "limit", "up_offset"}
 _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
 
 
 def _experts_accepts(run: Run, context: Context) -> str:
-    x, gate_up, down, experts, _, *biases = run.inputs
-    if more := [name for name in ("gated", "alpha", "limit", "up_offset") if name in run.attrs]:
-        return f"the kernel has no {' and no '.join(more)}"
-    if not all(map(context.is_none, biases)):
-        return "experts have biases"
+    x, gate_up, down, experts, *_ = run.inputs
     hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
     count, size, _ = context.tensor(gate_up).shape
     if not all(isinstance(n, int) for n in (hidden, count, size, top_k)):
         return "sizes of the experts are not known"
-    if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
-        return f"there is no {run.attrs['activation']} in the kernel"
     shaped, dtype = kernel_module("grouped_matmul").GroupedShape, context.tensor(x).dtype
-    first = shaped(1, top_k, count, size, hidden, gated=True, gather=True)
+    first = shaped(1, top_k, count, size, hidden, gated=run.attrs.get("gated", True), gather=True)
     second = shaped(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False)
     return (
         asked("grouped_matmul", first, dtype, context)
@@ -41,17 +36,17 @@ def _experts_accepts(run: Run, context: Context) -> str:
 
 
 def _interleaved(run: Run, context: Context) -> str:
-    """Experts whose gate and up alternate as they are, or why they do not in a copy."""
+    """Experts without a gate, or whose gate and up alternate as they are, or why they do not in a copy."""
     return _experts_accepts(run, context) or (
         ACCEPTED
-        if "interleaved" in run.attrs
+        if "interleaved" in run.attrs or "gated" in run.attrs
         else "gate_up is no weight, or something else reads it as it is"
     )
 
 
 def _experts(run: Run) -> Callable[..., Any]:
     routing, grouped, combine = map(kernel_module, ("moe_routing", "grouped_matmul", "moe_combine"))
-    activation = run.attrs["activation"]
+    options = {"gated": True} | {name: run.attrs[name] for name in _OPTIONS & run.attrs.keys()}
 
     def triton_experts(
         x: torch.Tensor,
@@ -59,19 +54,18 @@ def _experts(run: Run) -> Callable[..., Any]:
         down: torch.Tensor,
         experts: torch.Tensor,
         weights: torch.Tensor,
-        *biases: None,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         count, size, hidden = gate_up.shape
         chosen = experts.to(torch.int32).contiguous()
-        shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, gated=True)
+        shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, options["gated"])
         config = grouped.choose(
             shape, str(x.dtype).removeprefix("torch."), kernel_module("common").arch_of(x.device)
         )
         slots = routing.launch(chosen, num_experts=count, block_m=config.block_m)
-        hidden_rows = grouped.launch(
-            in_rows(x), gate_up, slots, gather=True, gated=True, activation=activation
-        )
-        shares = grouped.launch(hidden_rows, down, slots, scatter=True)
+        hidden_rows = grouped.launch(in_rows(x), gate_up, slots, gather=True, bias=gate_up_bias, **options)
+        shares = grouped.launch(hidden_rows, down, slots, scatter=True, bias=down_bias)
         y: torch.Tensor = combine.launch(shares, weights, chosen, num_experts=count)
         return y
 
