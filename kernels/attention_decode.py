@@ -120,11 +120,10 @@ def attention_decode_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_earlier(PDL)
-    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
-    key_scales_ptr, value_scales_ptr = (
-        moved(key_scales_ptr, base_ptr, 2),
-        moved(value_scales_ptr, base_ptr, 3),
-    )
+    keys_ptr = moved(keys_ptr, base_ptr, 0)
+    values_ptr = moved(values_ptr, base_ptr, 1)
+    key_scales_ptr = moved(key_scales_ptr, base_ptr, 2)
+    value_scales_ptr = moved(value_scales_ptr, base_ptr, 3)
     split, sequence = tl.program_id(0), tl.program_id(2)
     kv_head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
     length = tl.load(lengths_ptr + sequence)

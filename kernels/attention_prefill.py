@@ -143,11 +143,10 @@ def attention_prefill_kernel(
     BLOCK_DV: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
-    key_scales_ptr, value_scales_ptr = (
-        moved(key_scales_ptr, base_ptr, 2),
-        moved(value_scales_ptr, base_ptr, 3),
-    )
+    keys_ptr = moved(keys_ptr, base_ptr, 0)
+    values_ptr = moved(values_ptr, base_ptr, 1)
+    key_scales_ptr = moved(key_scales_ptr, base_ptr, 2)
+    value_scales_ptr = moved(value_scales_ptr, base_ptr, 3)
     # The tiles that see most keys start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     kv_head, sequence = tl.program_id(1), tl.program_id(2)

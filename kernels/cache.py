@@ -156,10 +156,12 @@ def pointers(
 @triton.jit
 def moved(ptr, base_ptr, INDEX: tl.constexpr):
     """The pointer to where a buffer lies now; itself without a base, and without a buffer."""
+    place = None  # Triton 3.6 returns no None that it was given, and has none in a tuple
     if ptr is not None:
+        place = ptr
         if base_ptr is not None:
-            ptr += tl.load(base_ptr + INDEX) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
-    return ptr
+            place += tl.load(base_ptr + INDEX) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
+    return place
 
 
 @triton.jit

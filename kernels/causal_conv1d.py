@@ -110,7 +110,8 @@ def causal_conv1d_kernel(
     inside_c = c < CHANNELS
     inside = inside_c & (t < SEQ)
     x_channels = x_ptr + batch * stride_xb + c
-    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
+    state_ptr = moved(state_ptr, base_ptr, 0)
+    after_ptr = moved(after_ptr, base_ptr, 0)
     at_state = (batch * CHANNELS + c) * (WIDTH - 1)
     state_channels = None
     if state_ptr is not None:

@@ -151,7 +151,8 @@ def gated_delta_rule_kernel(
     inside_k, inside_v = dk < SIZE_K, dv < SIZE_V
     held = inside_k[:, None] & inside_v[None, :]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE_K + dk[:, None]) * SIZE_V + dv[None, :]
-    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
+    state_ptr = moved(state_ptr, base_ptr, 0)
+    after_ptr = moved(after_ptr, base_ptr, 0)
     if state_ptr is None:
         h = tl.zeros((BLOCK_K, BLOCK_V), dtype=tl.float32)
     else:

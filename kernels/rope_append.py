@@ -31,15 +31,7 @@ from nnfront_kernels.cache import (
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, empties, launcher, strides
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.rope import (
-    RopeShape,
-    blocks,
-    require_angles,
-    require_heads,
-    rotated,
-    row_of,
-    turn,
-)
+from nnfront_kernels.rope import RopeShape, blocks, require_angles, require_heads, rotated, row_of, turn
 from nnfront_kernels.tiles import cdiv
 
 CONFIGS, DTYPES, accepts = rope.CONFIGS, rope.DTYPES, rope.accepts
@@ -138,11 +130,10 @@ def rope_append_kernel(
 ):  # fmt: skip
     wait_for_earlier(PDL)
     let_next_start(PDL)
-    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
-    key_scales_ptr, value_scales_ptr = (
-        moved(key_scales_ptr, base_ptr, 2),
-        moved(value_scales_ptr, base_ptr, 3),
-    )
+    keys_ptr = moved(keys_ptr, base_ptr, 0)
+    values_ptr = moved(values_ptr, base_ptr, 1)
+    key_scales_ptr = moved(key_scales_ptr, base_ptr, 2)
+    value_scales_ptr = moved(value_scales_ptr, base_ptr, 3)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H if PAIRS else 0
     KV_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     sequence, t, block = tl.program_id(0) // SEQ, tl.program_id(0) % SEQ, tl.program_id(1)

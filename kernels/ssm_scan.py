@@ -136,7 +136,8 @@ def ssm_scan_kernel(
     # States x features, as products want them.
     held = inside_p[None, :] & inside_s[:, None]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE + p[None, :]) * STATES + s[:, None]
-    state_ptr, after_ptr = moved(state_ptr, base_ptr, 0), moved(after_ptr, base_ptr, 0)
+    state_ptr = moved(state_ptr, base_ptr, 0)
+    after_ptr = moved(after_ptr, base_ptr, 0)
     if state_ptr is None:
         h = tl.zeros((BLOCK_S, BLOCK_P), dtype=tl.float32)
     else:
