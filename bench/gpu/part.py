@@ -131,11 +131,11 @@ def is_alive(device: str) -> bool:
         return False
 
 
-def launching(options: Options) -> AbstractContextManager[object]:
+def launching(arch: str, dry: bool) -> AbstractContextManager[object]:
     """Launch the machine code that was brought along, if there is any for this GPU."""
     import compiled
 
-    launcher = None if options.dry else compiled.launcher(options.arch)
+    launcher = None if dry else compiled.launcher(arch)
     return nullcontext() if launcher is None else launched_by(launcher)
 
 
@@ -154,7 +154,7 @@ def main() -> None:
         raise SystemExit(f"no kernels for {arch}: they are for {', '.join(ARCHS)}")
     deadline = time.monotonic() + given.seconds
     options = Options(given.dry, given.only, given.configs, deadline, arch)
-    with launching(options):
+    with launching(arch, given.dry):
         run(given.part, given.file, given.skip, options)
 
 

@@ -38,6 +38,7 @@ CALLS: dict[int, dict[str, float]] = {
 BUDGETS = {part: seconds for parts in CALLS.values() for part, seconds in parts.items()}
 SILENCE = 100.0  # seconds after which a case hangs
 GRACE = 15.0  # seconds that a part has to end its last case
+PRINTED = "printed.log"  # what all parts of a call print
 KINDS = ("wrong", "skipped", "rows", "launches", "model", "runtime")
 
 
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     out = Path(options.out or os.environ.get("OUT") or ROOT / "bench" / "results" / "gpu")
     out.mkdir(parents=True, exist_ok=True)
+    (out / PRINTED).write_text("")
     results: dict[str, Any] = {"machine": machine(options.dry), "ceilings": {}, "parts": {}}
     results |= {kind: [] for kind in KINDS}
     for part in options.parts:
@@ -77,7 +79,7 @@ def gather(line: dict[str, Any], results: dict[str, Any]) -> None:
 
 def run_part(part: str, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """Run a part until its cases or its seconds are over; return the lines of cases that have ended."""
-    file = out / f"{part}.jsonl"
+    file, log = out / f"{part}.jsonl", out / PRINTED
     file.write_text("")
     # A rehearsal has all the time that it takes: how fast kernels are interpreted says nothing of a GPU.
     usual, silence = (math.inf, math.inf) if options.dry else (BUDGETS[part], SILENCE)
@@ -88,13 +90,13 @@ def run_part(part: str, options: argparse.Namespace, out: Path) -> list[dict[str
         left = max(deadline - time.monotonic(), 0.0)
         command = [sys.executable, str(HERE / "part.py"), part, str(file), f"--skip={begun_before}"]
         command += [f"--seconds={left}", *options.passed]
-        why = watched(command, file, out / f"{part}.log", deadline + GRACE, silence)
+        why = watched(command, file, log, deadline + GRACE, silence)
         if why is None:
             break
         case = unfinished(file)
         told = {
             "case": f"{part} {case or 'before its first case'}",
-            "why": f"{why}\n{tail(out / f'{part}.log')}",
+            "why": f"{why}\n{tail(log)}",
         }
         append(file, {"ended": case, "wrong": [told]})
         if case is None or time.monotonic() > deadline:

@@ -20,9 +20,10 @@ import nnfront_kernels
 import pytest
 import torch
 from few_of import few_of
-from kernel_checks import hopper_drift
+from kernel_checks import EPS32, SUM, hopper_drift
 from nnfront_kernels import Kernel, ahead
 from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_kernels.quantized import FP8
 from torch.utils._pytree import tree_map
 
 from nnfront.backends.device import overriding_device
@@ -305,19 +306,45 @@ def test_a_difference_between_the_launchers_is_reported(parts, monkeypatch, step
     assert [(row["kernel"], row["bytes"]) for row in results["launches"]] == [("K", 4)]
 
 
-def test_sums_of_float8_may_be_as_short_as_hoppers_tensor_cores_keep_them():
-    assert hopper_drift("matmul_fp8", "sm_90", 64) == 2**-11
-    for other in (("matmul_fp8", "sm_90", 32), ("matmul_fp8", "sm_100", 64), ("matmul", "sm_90", 128)):
-        assert hopper_drift(*other) == 0
+def hopper_sums(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Products of float8 as Hopper adds them up, in float64: 32 and the sum so far are cut to 13 bits behind the largest; each 128 go into a float32 sum."""
+    total = torch.zeros(len(x), len(w), dtype=torch.float64)
+    for first in range(0, x.shape[1], 128):
+        inside = torch.zeros_like(total)
+        for at in range(first, min(first + 128, x.shape[1]), 32):
+            terms = x[:, None, at : at + 32] * w[None, :, at : at + 32]
+            terms = torch.cat([inside[:, :, None], terms], 2)
+            step = torch.exp2(terms.abs().amax(2, keepdim=True).log2().floor() - 13)
+            inside = ((terms / step).trunc() * step).sum(2)
+        total = (total + inside).float().double()
+    return total
+
+
+@pytest.mark.parametrize("k", [16, 129, 257])  # over longer ones cuts of either sign average out
+def test_sums_of_float8_may_be_as_short_as_hoppers_tensor_cores_keep_them(k):
+    generator = torch.Generator().manual_seed(k)
+    x, w = (torch.randn(64, k, generator=generator).to(FP8).double() for _ in range(2))
+    off, sizes = (hopper_sums(x, w) - x @ w.T).abs(), x.abs() @ w.abs().T
+    usual = SUM * EPS32 * k**0.5 * sizes
+    assert (off > usual).any()
+    assert (off <= usual + hopper_drift("matmul_fp8", "sm_90", 64) * sizes).all()
+    for exact in (("matmul_fp8", "sm_90", 32), ("matmul_fp8", "sm_100", 64), ("matmul", "sm_90", 128)):
+        assert hopper_drift(*exact) == 0
+
+
+FOUND = "Invalid __global__ write of size 4 bytes"
 
 
 @pytest.mark.parametrize(
     ("code", "said", "must_find", "found"),
     [
-        (9, "Invalid write", True, None),
+        (9, FOUND, True, None),
+        (1, f"{FOUND}; RuntimeError: CUDA error", True, None),
+        (1, "no module named torch", True, "it did not find a write behind a tensor: no module named torch"),
         (0, "", True, "it did not find a write behind a tensor: "),
         (0, "fine", False, None),
         (9, "Invalid read", False, "Invalid read"),
+        (124, "", False, {"skipped": ["compute-sanitizer t: not done after 20 s"]}),
         (
             1,
             "Device not supported",
@@ -331,12 +358,15 @@ def test_a_memory_checker_has_to_find_a_fault_before_it_is_believed(
 ):
     sanitizer = importlib.import_module("sanitizer")
     monkeypatch.setattr(sanitizer.shutil, "which", lambda name: name)
-    seen: list[dict] = []
+    seen: list[tuple[list[str], dict]] = []
 
     def ran(command, *, env, **options):
-        seen.append(env)
+        seen.append((command, env))
         return SimpleNamespace(returncode=code, stdout=said, stderr="")
 
     monkeypatch.setattr(sanitizer.subprocess, "run", ran)
-    assert sanitizer.checked("t", "", must_find, SimpleNamespace(dry=False)) == found
-    assert seen[0]["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+    options = SimpleNamespace(dry=False, deadline=time.monotonic() + 20.4)
+    assert sanitizer.checked("t", "", must_find, options) == found
+    ((command, env),) = seen
+    assert command[:4] == ["timeout", "-k", "5", "20"], "no longer than the part has"
+    assert env["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from nnfront_kernels.softmax import SoftmaxShape
 
 
 @pytest.fixture
@@ -113,6 +114,18 @@ def test_operands_that_fill_the_caches_are_taken_in_turn(clock):
     assert clock.made.us(works, clock.cold // 2) == 3000
     assert "".join(clock.done).endswith("abc" * 4)
     assert "flush" not in clock.done
+
+
+@pytest.mark.parametrize(("rows", "sets"), [(16, 16), (1 << 13, 2), (1 << 15, 1)])
+def test_there_are_as_many_sets_of_operands_as_fill_the_caches_and_16_at_most(parts, monkeypatch, rows, sets):
+    speed = importlib.import_module("speed")
+    timed: list[tuple[int, int]] = []
+    times = SimpleNamespace(device="cuda", us=lambda works, nbytes: timed.append((len(works), nbytes)) or 1.0)
+    run = importlib.import_module("cases").Run("softmax", SoftmaxShape(rows, 8192), "bfloat16")
+    kernel = speed.RECORDS[run.kernel]
+    monkeypatch.setattr(speed, "operands", lambda run, *_: kernel.example(run.shape, run.dtype))
+    speed.timed(run, "sm_90", times, False)
+    assert timed == [(sets, rows * 8192 * 2)]
 
 
 def test_between_launches_on_small_operands_others_are_read(clock):
