@@ -186,12 +186,13 @@ class Kernel:
 
     @classmethod
     def of(cls, file: Mapping[str, Any], **more: Any) -> Kernel:
-        """The record of a kernel file, given its globals: its name, what it defines by the names of fields, and `more`; `choose` for the only config and no shared memory need not be said."""
+        """The record of a kernel file, given its globals: its name, what it defines by the names of fields, and `more`; that it takes all shapes, `choose` for the only config and no shared memory need not be said."""
         defined = {each.name: file[each.name] for each in fields(cls) if each.name in file}
         own = file["__name__"].rpartition(".")[2]
         configs = file["CONFIGS"]
         table = dict.fromkeys(ARCHS, configs) if isinstance(configs, tuple) else configs
-        assumed = {"choose": lambda *_: configs[0], "shared_bytes": lambda _: 0}
+        accepts = taking(file["DTYPES"])(lambda *_: None)
+        assumed = {"accepts": accepts, "choose": lambda *_: configs[0], "shared_bytes": lambda _: 0}
         record = {"name": own, "dtypes": file["DTYPES"], **assumed, **defined, **more}
         archs = {
             arch: fitted(of_family(table, arch), arch, record["shared_bytes"]) for arch in of_archs(table)

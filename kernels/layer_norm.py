@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from nnfront_kernels import rms_norm
-from nnfront_kernels.common import Kernel, Plan, empties, launcher
+from nnfront_kernels.common import Kernel, Plan, launcher
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rms_norm import NormShape, plan_rows
 
@@ -63,11 +63,8 @@ def plan(
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    make = empties(dtype, device)
-    options: dict[str, Any] = {"eps": 1e-5}
-    if shape.residual:
-        options["residual"] = make(shape.rows, shape.size)
-    return (make(shape.rows, shape.size), make(shape.size), make(shape.size)), options
+    (x, weight), options = rms_norm.example(shape, dtype, device)
+    return (x, weight, torch.empty_like(weight)), options
 
 
 launch = launcher(plan)

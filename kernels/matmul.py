@@ -111,13 +111,12 @@ def matmul_kernel(
     inside_n = (offs_n < N)[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        if EVEN_K:
-            x = tl.load(x_ptrs, mask=inside_m, other=0.0)
-            w = tl.load(w_ptrs, mask=inside_n, other=0.0)
-        else:
+        in_x, in_w = inside_m, inside_n
+        if not EVEN_K:
             inside_k = (offs_k < K - k)[None, :]
-            x = tl.load(x_ptrs, mask=inside_m & inside_k, other=0.0)
-            w = tl.load(w_ptrs, mask=inside_n & inside_k, other=0.0)
+            in_x, in_w = in_x & inside_k, in_w & inside_k
+        x = tl.load(x_ptrs, mask=in_x, other=0.0)
+        w = tl.load(w_ptrs, mask=in_w, other=0.0)
         acc = tl.dot(x, w.T, acc, input_precision="ieee")
         x_ptrs += BLOCK_K
         w_ptrs += BLOCK_K

@@ -33,7 +33,7 @@ from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
+from nnfront_kernels.split_k import depth, finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, smallest
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
@@ -139,16 +139,9 @@ def matmul_fp8_kernel(
     PDL: tl.constexpr,
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
-    pid_n = tl.program_id(0)
-    pid_m = tl.program_id(1)
-    num_steps = tl.cdiv(K, BLOCK_K)
-    first, end = steps_of_split(num_steps)
-
-    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    inside_m = offs_m < M
-    inside_n = offs_n < N
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None] + offs_k[None, :]  # [BLOCK_N, BLOCK_K]
     x_scales_ptrs = x_scales_ptr + offs_m.to(tl.int64) * stride_xsm
@@ -156,13 +149,12 @@ def matmul_fp8_kernel(
     wait_for_earlier(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(first, end):
-        if EVEN_K:
-            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m[:, None], other=0.0)
-            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside_n[:, None], other=0.0)
-        else:
+        in_x, in_w = inside_m[:, None], inside_n[:, None]
+        if not EVEN_K:
             inside_k = (offs_k < K - step * BLOCK_K)[None, :]
-            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m[:, None] & inside_k, other=0.0)
-            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside_n[:, None] & inside_k, other=0.0)
+            in_x, in_w = in_x & inside_k, in_w & inside_k
+        x = tl.load(x_ptrs + step * BLOCK_K, mask=in_x, other=0.0)
+        w = tl.load(w_ptrs + step * BLOCK_K, mask=in_w, other=0.0)
         if DECODE:
             x = decode(x)
             w = decode(w)
@@ -175,7 +167,7 @@ def matmul_fp8_kernel(
 
     finish_product(
         acc, None, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, None, M, N, K,
-        stride_ym, stride_rm, inside_m[:, None], ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
     )  # fmt: skip
 
 
@@ -199,15 +191,9 @@ def plan(
     w: torch.Tensor,
     x_scales: torch.Tensor,
     w_scales: torch.Tensor,
-    *,
-    arch: str | None = None,
-    config: Config | None = None,
-    out_dtype: torch.dtype | None = None,
     **given: Any,
 ) -> Plan:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-    """
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options: `split_k.Options`."""
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
@@ -223,7 +209,7 @@ def plan(
         matmul_fp8_kernel,
         x,
         w,
-        {**given, "out_dtype": out_dtype or torch.bfloat16},
+        {**given, "out_dtype": given.get("out_dtype") or torch.bfloat16},
         bits=8,
         weights={
             "x_scales_ptr": x_scales,
@@ -233,8 +219,6 @@ def plan(
             "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
         },
         constants=constants,
-        arch=arch,
-        config=config,
     )
     if made.constants["DECODE"]:
         made.arguments.update(x_ptr=x.view(torch.uint8), w_ptr=w.view(torch.uint8))

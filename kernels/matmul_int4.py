@@ -33,14 +33,8 @@ from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.nibbles import unpack
 from nnfront_kernels.quantized import GROUPS, dequantize_int4, require_scales
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import (
-    MOST_NORMALISED,
-    add_squares,
-    norm_example,
-    normalised,
-    weighted,
-)
-from nnfront_kernels.split_k import finish_product, plan_product, steps_of_split
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.split_k import finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -144,16 +138,9 @@ def matmul_int4_kernel(
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     HALF: tl.constexpr = GROUP // 2
-    pid_n = tl.program_id(0)
-    pid_m = tl.program_id(1)
     num_groups = K // GROUP
-    first, end = steps_of_split(num_groups)
-
-    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, num_groups, BLOCK_M, BLOCK_N)
     offs_k = tl.arange(0, HALF)
-    inside_m = (offs_m < M)[:, None]
-    inside_n = offs_n < N
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, HALF]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [HALF, BLOCK_N]
     fetch_rows(w_ptr, offs_n, stride_wn, N, first * HALF, K // 2, FETCH)
@@ -170,8 +157,8 @@ def matmul_int4_kernel(
     if norm_eps is not None:
         squares = tl.zeros((BLOCK_M, HALF), dtype=tl.float32)
     for g in range(first, end):
-        x_first = tl.load(x_ptrs + g * GROUP, mask=inside_m, other=0.0)
-        x_second = tl.load(x_ptrs + g * GROUP + HALF, mask=inside_m, other=0.0)
+        x_first = tl.load(x_ptrs + g * GROUP, mask=inside_m[:, None], other=0.0)
+        x_second = tl.load(x_ptrs + g * GROUP + HALF, mask=inside_m[:, None], other=0.0)
         w = tl.load(w_ptrs + g * HALF, mask=inside_n[None, :], other=0, eviction_policy="evict_first")
         at = tl.minimum(g + 1, num_groups - 1).to(tl.int64)
         next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
@@ -205,9 +192,7 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"K must be a multiple of the group {shape.group}, got {shape.k}"
     if not shape.aligned:
         return "rows of x must start at multiples of 16 elements and rows of w of 16 bytes, and so must both pointers"
-    if shape.norm and shape.m > MOST_NORMALISED:
-        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
-    return None
+    return norm_refusal(shape.m) if shape.norm else None
 
 
 @remembered
@@ -216,14 +201,9 @@ def plan(
     w: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
-    *,
-    arch: str | None = None,
-    config: Config | None = None,
     **given: Any,
 ) -> Plan:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-    """
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options: `split_k.Options`."""
     require_matrix("x", x, None, x.shape[-1], None)
     k, n = x.shape[1], w.shape[0]
     require_matrix("w", w, n, k // 2, torch.uint8)
@@ -246,8 +226,6 @@ def plan(
             "stride_zg": 0 if zeros is None else row_stride(zeros),
         },
         constants=lambda *_: {"GROUP": group, "LOP3": not triton.knobs.runtime.interpret},
-        arch=arch,
-        config=config,
     )
 
 

@@ -13,28 +13,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    Config,
-    Kernel,
-    Plan,
-    empties,
-    launcher,
-    require_matrix,
-    row_stride,
-    taking,
-)
+from nnfront_kernels.common import Config, Kernel, Plan, empties, launcher, require_matrix, row_stride, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import GROUPS, dequantize_int8, require_scales
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import (
-    MOST_NORMALISED,
-    add_squares,
-    norm_example,
-    normalised,
-    weighted,
-)
-from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.split_k import depth, finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -118,16 +103,9 @@ def matmul_int8_kernel(
     PDL: tl.constexpr,
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
-    pid_n = tl.program_id(0)
-    pid_m = tl.program_id(1)
     num_steps = tl.cdiv(K, BLOCK_K)
-    first, end = steps_of_split(num_steps)
-
-    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, num_steps, BLOCK_M, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
-    inside_m = (offs_m < M)[:, None]
-    inside_n = offs_n < N
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [BLOCK_K, BLOCK_N]
     fetch_rows(w_ptr, offs_n, stride_wn, N, first * BLOCK_K, K, FETCH)
@@ -141,16 +119,12 @@ def matmul_int8_kernel(
     if norm_eps is not None:
         squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for step in range(first, end):
-        if EVEN_K:
-            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m, other=0.0)
-            w = tl.load(
-                w_ptrs + step * BLOCK_K, mask=inside_n[None, :], other=0, eviction_policy="evict_first"
-            )
-        else:
-            left = K - step * BLOCK_K
-            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m & (offs_k < left)[None, :], other=0.0)
-            inside = inside_n[None, :] & (offs_k < left)[:, None]
-            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside, other=0, eviction_policy="evict_first")
+        in_x, in_w = inside_m[:, None], inside_n[None, :]
+        if not EVEN_K:
+            inside_k = offs_k < K - step * BLOCK_K
+            in_x, in_w = in_x & inside_k[None, :], in_w & inside_k[:, None]
+        x = tl.load(x_ptrs + step * BLOCK_K, mask=in_x, other=0.0)
+        w = tl.load(w_ptrs + step * BLOCK_K, mask=in_w, other=0, eviction_policy="evict_first")
         if norm_eps is not None:
             squares = add_squares(squares, x)
         if norm_ptr is not None:
@@ -183,24 +157,12 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"K must be a multiple of 16, got {shape.k}"
     if not shape.aligned:
         return "rows of x and w must start at multiples of 16 elements, and both pointers at multiples of 16 bytes"
-    if shape.norm and shape.m > MOST_NORMALISED:
-        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
-    return None
+    return norm_refusal(shape.m) if shape.norm else None
 
 
 @remembered
-def plan(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    scales: torch.Tensor,
-    *,
-    arch: str | None = None,
-    config: Config | None = None,
-    **given: Any,
-) -> Plan:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-    """
+def plan(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, **given: Any) -> Plan:
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options: `split_k.Options`."""
     require_matrix("x", x, None, x.shape[-1], None)
     k, n = x.shape[1], w.shape[0]
     require_matrix("w", w, n, k, torch.int8)
@@ -216,8 +178,6 @@ def plan(
         group=group,
         weights={"scales_ptr": scales, "stride_sg": row_stride(scales)},
         constants=lambda _, config: {"GROUPED": group > 0, **depth(k, config)},
-        arch=arch,
-        config=config,
     )
 
 

@@ -18,14 +18,8 @@ from nnfront_kernels import matmul
 from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import (
-    MOST_NORMALISED,
-    add_squares,
-    norm_example,
-    normalised,
-    weighted,
-)
-from nnfront_kernels.split_k import depth, finish_product, plan_product, steps_of_split
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.split_k import depth, finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -114,18 +108,12 @@ def matmul_small_m_kernel(
     PDL: tl.constexpr,
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
-    pid_n = tl.program_id(0)
-    pid_m = tl.program_id(1)
-    first, end = steps_of_split(tl.cdiv(K, BLOCK_K))
+    steps = tl.cdiv(K, BLOCK_K)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N)
     first_k, end_k = first * BLOCK_K, tl.minimum(end * BLOCK_K, K)
-
-    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     x_rows = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None]
     w_rows = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None]
-    inside_m = (offs_m < M)[:, None]
-    inside_n = (offs_n < N)[:, None]
     fetch_rows(w_ptr, offs_n, stride_wn, N, 2 * first_k, 2 * K, FETCH)
     wait_for_earlier(PDL)
     if BLOCK_M == 1:
@@ -137,14 +125,11 @@ def matmul_small_m_kernel(
         squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for k in range(first_k, end_k, BLOCK_K):
         at = (k + offs_k)[None, :]
-        if EVEN_K:
-            x = tl.load(x_rows + at, mask=inside_m, other=0.0)  # [BLOCK_M, BLOCK_K]
-            w = tl.load(
-                w_rows + at, mask=inside_n, other=0.0, eviction_policy="evict_first"
-            )  # [BLOCK_N, BLOCK_K]
-        else:
-            x = tl.load(x_rows + at, mask=inside_m & (at < K), other=0.0)
-            w = tl.load(w_rows + at, mask=inside_n & (at < K), other=0.0, eviction_policy="evict_first")
+        in_x, in_w = inside_m[:, None], inside_n[:, None]
+        if not EVEN_K:
+            in_x, in_w = in_x & (at < K), in_w & (at < K)
+        x = tl.load(x_rows + at, mask=in_x, other=0.0)  # [BLOCK_M, BLOCK_K]
+        w = tl.load(w_rows + at, mask=in_w, other=0.0, eviction_policy="evict_first")  # [BLOCK_N, BLOCK_K]
         if norm_eps is not None:
             squares = add_squares(squares, x)
         if norm_ptr is not None:
@@ -168,23 +153,14 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.m > MOST_ROWS:
         return f"M must be at most {MOST_ROWS}, got {shape.m}"
-    if shape.norm and shape.m > MOST_NORMALISED:
-        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
-    return None
+    return norm_refusal(shape.m) if shape.norm else None
 
 
 @remembered
-def plan(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    *,
-    arch: str | None = None,
-    config: Config | None = None,
-    **given: Any,
-) -> Plan:
+def plan(x: torch.Tensor, w: torch.Tensor, **given: Any) -> Plan:
     """Compute y. x [M, K] with M <= 64, w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
 
-    Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
+    Options: `split_k.Options`.
     """
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
@@ -197,8 +173,6 @@ def plan(
         bits=16,
         weights={},
         constants=lambda _, config: depth(x.shape[1], config),
-        arch=arch,
-        config=config,
     )
 
 

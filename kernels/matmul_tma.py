@@ -126,13 +126,7 @@ def store_half(half, y_desc, residual_desc, first_m, first_column):
 @taking(DTYPES, CONFIGS)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses. Alignment is checked by `plan`, on the tensors."""
-    if shape.group:
-        return f"weights are dense, got quantisation groups of {shape.group}"
-    if shape.k == 0:
-        return "K must be at least 1, got 0"
-    if shape.norm:
-        return "it does not normalise rows"
-    return None
+    return matmul.accepts(shape, dtype, arch) if shape.k else "K must be at least 1, got 0"
 
 
 def plan(

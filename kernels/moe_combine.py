@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_matrix, taking
+from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_matrix
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -70,11 +70,6 @@ def moe_combine_kernel(
         x = tl.load(x_ptr + (token * TOP_K + j) * stride_xm + at, mask=at < tl.where(used, H, 0), other=0.0)
         total += tl.where(used, weight, 0.0) * x.to(tl.float32)
     tl.store(y_ptr + token * stride_ym + at, total.to(y_ptr.dtype.element_ty), mask=at < H)
-
-
-@taking(DTYPES)
-def accepts(shape: CombineShape, dtype: str, arch: str) -> str | None:
-    return None
 
 
 def plan(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
@@ -53,11 +53,6 @@ def reference(
 
 # One block per row. By arithmetic: enough loads in flight; not yet measured.
 CONFIGS = (Config(1, 1, 2048, 4, 1),)
-
-
-def choose(shape: QuantizeShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
 
 
 @triton.jit
@@ -123,11 +118,6 @@ def quantize_fp8_kernel(
         z = z * inverse
         limited = tl.minimum(tl.maximum(z, -LARGEST), LARGEST)
         tl.store(q_row + at, encode(tl.where(z == z, limited, z)), mask=at < K)
-
-
-@taking(DTYPES)
-def accepts(shape: QuantizeShape, dtype: str, arch: str) -> str | None:
-    return None
 
 
 @remembered

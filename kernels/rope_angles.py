@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.cache import require_counts
-from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_vector, taking
+from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_vector
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
@@ -95,11 +95,6 @@ def cos_and_sin(angle):
     odd, negative = (quarter & 1) == 1, (quarter & 2) == 2
     turned_cos, turned_sin = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
     return tl.where(odd != negative, -turned_cos, turned_cos), tl.where(negative, -turned_sin, turned_sin)
-
-
-@taking(DTYPES)
-def accepts(shape: AnglesShape, dtype: str, arch: str) -> str | None:
-    return None
 
 
 def plan(

@@ -29,6 +29,13 @@ def normalised(x: torch.Tensor, eps: float | None, weight: torch.Tensor | None =
     return rows if weight is None else rows * weight.to(x.dtype)
 
 
+def norm_refusal(rows: int) -> str | None:
+    """None, or why so many rows are not normalised inside of a product."""
+    if rows <= MOST_NORMALISED:
+        return None
+    return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {rows}"
+
+
 def require_norm(eps: float | None, weight: torch.Tensor | None, size: int) -> None:
     """Raise KernelError unless a norm's weight is of rows of this size, and there is a norm for it."""
     if weight is None:

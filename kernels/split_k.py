@@ -94,8 +94,8 @@ def pointers(
 
 @dataclass(frozen=True)
 class Options(Epilogue):
-    """What the kernels that end in `finish_product` take besides operands: rows of x that are normalised first, where y and partial sums go, and whether
-    no launch writes the weight: some of such a one is fetched before earlier launches have ended.
+    """What the kernels that end in `finish_product` take besides operands: rows of x that are normalised first, where y and partial sums go, whether
+    no launch writes the weight: some of such a one is fetched before earlier launches have ended; and for which arch and with which config.
     """
 
     out: torch.Tensor | None = None
@@ -103,6 +103,8 @@ class Options(Epilogue):
     norm_eps: float | None = None
     norm_weight: torch.Tensor | None = None
     constant_weights: bool = False
+    arch: str | None = None
+    config: Config | None = None
 
 
 def plan_product(
@@ -115,8 +117,6 @@ def plan_product(
     bits: int,
     weights: dict[str, Any],
     constants: Callable[[str, Config], dict[str, Any]],
-    arch: str | None,
-    config: Config | None,
     **facts: Any,
 ) -> Plan:
     """The launch of a matmul kernel that ends in `finish_product`: a grid of columns, rows and splits.
@@ -129,7 +129,7 @@ def plan_product(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned, normed = all(map(is_divisible, loads.values())), options.norm_eps is not None
     shape = MatmulShape(m, n, k, gated=options.gated, aligned=aligned, norm=normed, **facts)
-    arch, config = kernel.settle(shape, x, arch, config)
+    arch, config = kernel.settle(shape, x, options.arch, options.config)
     options.check(m, n)
     y = options.output(options.out, x, n)
     # In 8 bits rows are normalised where they are rounded.
@@ -166,11 +166,13 @@ def depth(k: int, config: Config) -> dict[str, Any]:
 
 
 @triton.jit
-def steps_of_split(steps):
-    """Which of so many steps along K a block takes, an equal part of them: from the first to before the second."""
+def part_of_block(M, N, steps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows and columns of a block's tile, which of them there are, and its equal part of the steps along K: from the first to before the second."""
+    offs_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.cdiv(steps, tl.num_programs(2))
     first = tl.program_id(2) * depth
-    return first, tl.minimum(first + depth, steps)
+    return offs_m, offs_n, offs_m < M, offs_n < N, first, tl.minimum(first + depth, steps)
 
 
 @triton.jit
@@ -189,7 +191,7 @@ def finish_product(
     K,
     stride_ym,
     stride_rm,
-    inside_m,  # [BLOCK_M, 1]: rows that there are
+    inside_m,  # [BLOCK_M]: rows that there are
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -206,7 +208,7 @@ def finish_product(
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
         acc, last = sum_splits(
-            acc, squares, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_splits, inside_m, BLOCK_M, BLOCK_N
+            acc, squares, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_splits, inside_m[:, None], BLOCK_M, BLOCK_N
         )  # fmt: skip
     if last:
         if squares is not None:

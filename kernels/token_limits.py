@@ -110,20 +110,12 @@ def largest(scores, count, ROOM, top, target, WEIGHTS: tl.constexpr, BLOCK: tl.c
 
     Bit by bit. A NaN, which the greatest keys stand for, is less than nothing: there is no z from it on.
     """
-    lane = tl.arange(0, BLOCK)
     found = tl.full((), 0, dtype=tl.uint32)
     bit = tl.full((), 0x80000000, dtype=tl.uint32)
     for _ in range(32):
         key = found | bit
-        bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
-        low = tl.where(key <= 0x007FFFFF, float("-inf"), bits.to(tl.float32, bitcast=True))
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
-        for first in range(0, count, BLOCK):
-            z = tl.load(scores + first + lane, mask=first + lane < ROOM, other=0.0)
-            z = tl.where(first + lane < count, z, float("nan"))
-            worth = tl.exp(z - top) if WEIGHTS else 1.0
-            total += tl.where(z >= low, worth, 0.0)
-        found = tl.where(tl.sum(total, axis=0) >= target, key, found)
+        total = amount(scores, count, ROOM, top, value_of(key), WEIGHTS, BLOCK)
+        found = tl.where(total >= target, key, found)
         bit = bit >> 1
     return found
 

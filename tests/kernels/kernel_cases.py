@@ -13,6 +13,7 @@ import nnfront_kernels
 import torch
 from kernel_checks import EPS32, SUM, Guarded, assert_close, hopper_drift, surrounded
 from kernel_memory import watched
+from nnfront_kernels.common import Plan
 from nnfront_kernels.quantized import pack_int4
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.tiles import MatmulShape
@@ -81,6 +82,15 @@ def grid(sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return list(itertools.product(sizes, repeat=3))
 
 
+def check_partial_sums(plan: Plan, case: Case) -> None:
+    """Raise AssertionError unless blocks that share a tile have left sums of the rows that there are, and of no others: with one row it is 16 times as much."""
+    if (partial := plan.arguments.get("partial_ptr")) is not None:
+        columns, tiles, splits = plan.grid
+        squares = columns * tiles * plan.config.block_m if case.norm else 0
+        sums = columns * plan.config.block_n * case.m
+        assert int((~partial.isnan()).sum()) == splits * (sums + squares), "sums of rows that are not there"
+
+
 def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, launches: int = 2) -> None:
     """Launch a case on poisoned buffers, the second time with its blocks in the other order; AssertionError if anything is wrong.
 
@@ -142,6 +152,7 @@ def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, 
         with watched(plan.arguments, backwards=repeat % 2 == 1):
             plan.launch()
         out.check()
+        check_partial_sums(plan, case)
         assert_close(actual=out.view, expected=expected, drift=drift)
         results.append(out.view.clone().contiguous().view(torch.uint8))
     assert all(torch.equal(result, results[0]) for result in results), "two runs in different orders differ"

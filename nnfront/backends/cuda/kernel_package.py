@@ -39,5 +39,5 @@ def arch_of(target: str) -> str:
 
 def asked(module: str, shape: Any, dtype: str, context: Context) -> str:
     """What a kernel's own `accepts` says of a shape on the target: why it refuses, "" if it does not."""
-    reason: str | None = kernel_module(module).accepts(shape, dtype, arch_of(context.target))
+    reason: str | None = kernel_module(module).KERNEL.accepts(shape, dtype, arch_of(context.target))
     return reason or ACCEPTED

@@ -110,49 +110,42 @@ def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [t if t.stride(-1) == 1 else t.contiguous() for t in heads]
 
 
-def _rms_norm(run: Run) -> Callable[..., Any]:
-    kernel, eps = kernel_module("rms_norm"), run.attrs.get("epsilon", 1e-5)
+def _launching(run: Run) -> Callable[..., Any]:
+    """The kernel of a norm with its epsilon, for rows, a weight and a bias, which only a layer norm has."""
+    is_layer_norm = "normalized_shape" in run.attrs
+    kernel = kernel_module("layer_norm" if is_layer_norm else "rms_norm")
+    eps = run.attrs.get("eps" if is_layer_norm else "epsilon", 1e-5)
 
-    def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
+    def launch(rows: torch.Tensor, *vectors: torch.Tensor | None, **options: Any) -> Any:
+        dense = [None if vector is None else vector.contiguous() for vector in vectors]
+        return kernel.launch(rows, *dense[: 1 + is_layer_norm], eps=eps, **options)
+
+    return launch
+
+
+def _norm(run: Run) -> Callable[..., Any]:
+    launch = _launching(run)
+
+    def triton_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         (rows,) = _rows(x)
-        y: torch.Tensor = kernel.launch(rows, _dense(weight), eps=eps)
+        y: torch.Tensor = launch(rows, weight, bias)
         return y.view(x.shape)
 
-    return triton_rms_norm
-
-
-def _layer_norm(run: Run) -> Callable[..., Any]:
-    kernel, eps = kernel_module("layer_norm"), run.attrs.get("eps", 1e-5)
-
-    def triton_layer_norm(
-        x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        (rows,) = _rows(x)
-        y: torch.Tensor = kernel.launch(rows, _dense(weight), _dense(bias), eps=eps)
-        return y.view(x.shape)
-
-    return triton_layer_norm
+    return triton_norm
 
 
 def _norm_residual(run: Run) -> Callable[..., Any]:
     """The norm of x + residual, and the sum too where others read it."""
-    is_layer_norm, has_sum = "normalized_shape" in run.attrs, len(run.outputs) == 2
-    kernel = kernel_module("layer_norm" if is_layer_norm else "rms_norm")
-    eps = run.attrs.get("eps" if is_layer_norm else "epsilon", 1e-5)
+    launch, has_sum = _launching(run), len(run.outputs) == 2
 
     def triton_norm_residual(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> Any:
         rows, added = _rows(x, residual)
-        vectors = (_dense(weight), _dense(bias)) if is_layer_norm else (_dense(weight),)
-        s, y = kernel.launch(rows, *vectors, eps=eps, residual=added)
+        s, y = launch(rows, weight, bias, residual=added)
         return (y.view(x.shape), s.view(x.shape)) if has_sum else y.view(x.shape)
 
     return triton_norm_residual
-
-
-def _dense(vector: torch.Tensor | None) -> torch.Tensor | None:
-    return None if vector is None else vector.contiguous()
 
 
 def _softmax(run: Run) -> Callable[..., Any]:
@@ -177,8 +170,8 @@ def _gated_activation(run: Run) -> Callable[..., Any]:
 
 KERNELS = (
     Kernel("triton_norm_residual", "norm_residual", _norm_residual, _SUM, _norm_of_sum),
-    Kernel("triton_rms_norm", "rms_norm", _rms_norm, _ONE_PASS, rms_norm_accepts),
-    Kernel("triton_layer_norm", "layer_norm", _layer_norm, _ONE_PASS, _layer_norm_accepts),
+    Kernel("triton_rms_norm", "rms_norm", _norm, _ONE_PASS, rms_norm_accepts),
+    Kernel("triton_layer_norm", "layer_norm", _norm, _ONE_PASS, _layer_norm_accepts),
     Kernel("triton_softmax", "softmax", _softmax, _ONE_PASS, _softmax_accepts),
     Kernel("triton_gated_activation", "gated_activation", _gated_activation, _ONE_READ, _gated_accepts),
 )

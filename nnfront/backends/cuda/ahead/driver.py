@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint8, c_uint32, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 
 from nnfront.errors import LoadError, NnfrontError, RunError
@@ -151,28 +152,16 @@ class Driver:
         Raises LoadError; `origin` says in it where the code comes from.
         """
         module, kernel = c_void_p(), c_void_p()
-        doing = f"load {name} from {origin}"
+        load = partial(self._call, doing=f"load {name} from {origin}", error=LoadError)
+        give = partial(
+            self._call, doing=f"give {name} {shared_bytes} bytes of shared memory", error=LoadError
+        )
         with self._in_context():
-            self._call("cuModuleLoadData", ctypes.byref(module), image, doing=doing, error=LoadError)
-            self._call(
-                "cuModuleGetFunction",
-                ctypes.byref(kernel),
-                module,
-                name.encode(),
-                doing=doing,
-                error=LoadError,
-            )
+            load("cuModuleLoadData", ctypes.byref(module), image)
+            load("cuModuleGetFunction", ctypes.byref(kernel), module, name.encode())
             if shared_bytes > _PLAIN_SHARED_BYTES:
-                doing = f"give {name} {shared_bytes} bytes of shared memory"
-                self._call("cuFuncSetCacheConfig", kernel, _PREFER_SHARED, doing=doing, error=LoadError)
-                self._call(
-                    "cuFuncSetAttribute",
-                    kernel,
-                    _MAX_DYNAMIC_SHARED,
-                    shared_bytes,
-                    doing=doing,
-                    error=LoadError,
-                )
+                give("cuFuncSetCacheConfig", kernel, _PREFER_SHARED)
+                give("cuFuncSetAttribute", kernel, _MAX_DYNAMIC_SHARED, shared_bytes)
         return kernel
 
     def launch(self, name: str, kernel: c_void_p, config: LaunchConfig, parameters: Any) -> None:
