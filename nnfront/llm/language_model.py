@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nnfront.artefact.manifest import TextModel
-from nnfront.backends.device import current, fetching
+from nnfront.backends.device import fetching
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.engine.multi_token import MultiTokenHead, head_of
 from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
@@ -365,7 +365,7 @@ class LLM:
 
     def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         """The next token of every sequence, by a kernel of the artefact's if it has it."""
-        with self.session.backend.launching(self.session.kernels), current(logits.device):
+        with self.session.backend.launching(self.session.kernels):
             token = sampler(logits)
         return token if self.ranks is ALONE else self.ranks.from_first(token)
 

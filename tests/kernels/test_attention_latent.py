@@ -192,21 +192,20 @@ def test_attention_over_latents_without_the_mistake_passes(interpreted, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), case)
 
 
-def builds() -> list[Build]:
-    shape = LatentShape(32, 128, 512, 64, 8192)
-    config = attention_latent.choose(shape, "bfloat16", "sm_90")
-    return [
-        Build("attention_latent", "sm_90", config, replace(shape, page=page, heads=heads))
-        for page, heads in ((0, 16), (64, 128))
-    ]
+def build(page: int, heads: int) -> Build:
+    shape = LatentShape(32, heads, 512, 64, 8192, page=page)
+    return Build("attention_latent", "sm_90", attention_latent.choose(shape, "bfloat16", "sm_90"), shape)
 
 
-@pytest.mark.parametrize("build", builds(), ids=str)
-def test_each_latent_is_loaded_once_for_keys_and_values_and_some_steps_ahead(compiled, build):
+@pytest.mark.parametrize(
+    ("build", "held"), [(build(0, 16), 2), (build(16, 16), 2), (build(64, 128), 3)], ids=str
+)
+def test_each_latent_is_loaded_once_for_keys_and_values_and_some_steps_ahead(compiled, build, held):
+    """Where a step waited for the table of pages, one step less would be in memory."""
     found, config = compiled(compile_build, build), build.config
     step = config.block_n * build.shape.size * 2
     assert found.loop["LDGSTS.E.BYPASS.128"] * 16 * 32 * config.num_warps == step
-    assert found.shared_bytes >= (config.num_stages - 1) * step
+    assert found.shared_bytes >= held * step
 
 
 def test_few_heads_get_the_tile_that_holds_them_and_a_long_sequence_alone_many_blocks():

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from fake_driver import FakeDriver
 from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.artefact.folder import read_artefact
 from nnfront.artefact.loader import session_of
 from nnfront.backends.cuda import graph_capture, sampling, upload
+from nnfront.backends.cuda.ahead import driver, launcher
 from nnfront.backends.cuda.kernel_package import arch_of
 from nnfront.backends.device import CPU, META, current, overriding_device
 from nnfront.backends.registry import Parts, device_of, parts_of
@@ -166,6 +168,12 @@ class TestSecond:
         options = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
         sampling.DeviceSampler(options, 0)(logits, None)  # type: ignore[arg-type]
         assert seen.found == [("drawn", 1)]
+
+    def test_machine_code_is_launched_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        library = FakeDriver()
+        monkeypatch.setattr(driver, "_open", lambda: library)
+        launcher.open_driver(torch.device("cuda", 1))
+        assert [number for name, *_, number in library.calls if name == "cuDeviceGet"] == [1]
 
     def test_memory_is_pinned_for_it_by_the_thread_that_reads(
         self, seen: Any, monkeypatch: pytest.MonkeyPatch
