@@ -65,7 +65,7 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (
         Config(16, 64, 128, 4, 4, registers=96),
-        Config(32, 64, 128, 4, 3, registers=160),
+        Config(32, 64, 128, 4, 3, registers=168),
         Config(64, 64, 128, 4, 3),
         Config(128, 64, 128, 8, 3),
     ),
@@ -130,6 +130,7 @@ def matmul_fp8_kernel(
     stride_rm,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,  # tiles above one another that share tiles of w in L2
     BLOCK_K: tl.constexpr,
     DECODE: tl.constexpr,
     PROMOTE: tl.constexpr,  # how many products a tensor core may sum before float32 takes over; 0 is any
@@ -140,7 +141,7 @@ def matmul_fp8_kernel(
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     steps = tl.cdiv(K, BLOCK_K)
-    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N, GROUP_M)
     offs_k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None] + offs_k[None, :]  # [BLOCK_N, BLOCK_K]
@@ -167,7 +168,7 @@ def matmul_fp8_kernel(
 
     finish_product(
         acc, None, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, None, M, N, K,
-        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, GROUP_M, PDL,
     )  # fmt: skip
 
 

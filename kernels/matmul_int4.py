@@ -94,9 +94,12 @@ def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
     if not shape.zero_points:
         return KERNEL.configs[arch]
     fewer = tuple(c for c in KERNEL.configs[arch] if c.block_m < 128)
-    if shape.group < 128 or ARCHS[arch].family != "sm_90":
+    if shape.group < 128:
         return fewer
-    return tuple(replace(c, num_warps={16: 4, 32: 4, 64: 8}[c.block_m]) for c in fewer)
+    if ARCHS[arch].family != "sm_90":
+        return tuple(replace(c, registers=max(c.registers, 176)) for c in fewer)
+    warps, registers = {16: 4, 32: 4, 64: 8}, {16: 128, 32: 224, 64: 255}
+    return tuple(replace(c, num_warps=warps[c.block_m], registers=registers[c.block_m]) for c in fewer)
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
@@ -130,6 +133,7 @@ def matmul_int4_kernel(
     stride_rm,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,  # tiles above one another that share tiles of w in L2
     GROUP: tl.constexpr,
     LOP3: tl.constexpr,
     GATED: tl.constexpr,
@@ -139,7 +143,9 @@ def matmul_int4_kernel(
 ):
     HALF: tl.constexpr = GROUP // 2
     num_groups = K // GROUP
-    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, num_groups, BLOCK_M, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(
+        M, N, num_groups, BLOCK_M, BLOCK_N, GROUP_M
+    )
     offs_k = tl.arange(0, HALF)
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, HALF]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [HALF, BLOCK_N]
@@ -180,7 +186,7 @@ def matmul_int4_kernel(
 
     finish_product(
         acc, squares, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, norm_eps, M, N, K,
-        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, GROUP_M, PDL,
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         (
             Config(16, 64, 128, 4, 4, registers=96),
             Config(32, 64, 128, 4, 4, registers=144),
-            Config(64, 128, 128, 8, 4, registers=160),
+            Config(64, 128, 128, 8, 4, registers=184),
             Config(128, 128, 128, 8, 3),
         ),
     ),
@@ -95,6 +95,7 @@ def matmul_int8_kernel(
     stride_rm,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,  # tiles above one another that share tiles of w in L2
     BLOCK_K: tl.constexpr,
     GROUPED: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -104,7 +105,7 @@ def matmul_int8_kernel(
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     num_steps = tl.cdiv(K, BLOCK_K)
-    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, num_steps, BLOCK_M, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, num_steps, BLOCK_M, BLOCK_N, GROUP_M)
     offs_k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [BLOCK_K, BLOCK_N]
@@ -142,7 +143,7 @@ def matmul_int8_kernel(
 
     finish_product(
         acc, squares, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, norm_eps, M, N, K,
-        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, GROUP_M, PDL,
     )  # fmt: skip
 
 

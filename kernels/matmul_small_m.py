@@ -61,7 +61,7 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(1, 4, 1024, 4, 2, registers=80),
         Config(16, 64, 128, 4, 4, registers=80),
         Config(32, 64, 128, 4, 4, registers=96),
-        Config(64, 64, 64, 4, 5, registers=80),
+        Config(64, 64, 64, 4, 5, registers=88),
     ),
 }
 UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded too
@@ -101,6 +101,7 @@ def matmul_small_m_kernel(
     stride_rm,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,  # tiles above one another that share tiles of w in L2
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
@@ -109,7 +110,7 @@ def matmul_small_m_kernel(
     FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     steps = tl.cdiv(K, BLOCK_K)
-    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N)
+    offs_m, offs_n, inside_m, inside_n, first, end = part_of_block(M, N, steps, BLOCK_M, BLOCK_N, GROUP_M)
     first_k, end_k = first * BLOCK_K, tl.minimum(end * BLOCK_K, K)
     offs_k = tl.arange(0, BLOCK_K)
     x_rows = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None]
@@ -143,7 +144,7 @@ def matmul_small_m_kernel(
 
     finish_product(
         acc, squares, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, norm_eps, M, N, K,
-        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, GROUP_M, PDL,
     )  # fmt: skip
 
 

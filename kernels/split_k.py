@@ -21,7 +21,8 @@ from nnfront_kernels.common import Config, Kernel, KernelError, Plan, is_divisib
 from nnfront_kernels.dependent import let_next_start, lines_ahead, overlaps
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.row_norm import divided, require_norm
-from nnfront_kernels.tiles import MatmulShape, cdiv
+from nnfront_kernels.tiles import MatmulShape, bucket, cdiv
+from nnfront_kernels.walk import tile_at
 
 
 class Workspace(NamedTuple):
@@ -149,6 +150,8 @@ def plan_product(
         constants={
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
+            # More rows than a tile has take the tallest.
+            "GROUP_M": 8 if kernel.configs[arch][-1].block_m <= config.block_m < bucket(m) else 1,
             **constants(arch, config),
             **options.constants(),
             "PDL": overlaps(arch),
@@ -166,10 +169,20 @@ def depth(k: int, config: Config) -> dict[str, Any]:
 
 
 @triton.jit
-def part_of_block(M, N, steps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def tile_of_block(GROUP_M: tl.constexpr):
+    """The row and the column of a block's tile."""
+    pid_m, pid_n, num_n = tl.program_id(1), tl.program_id(0), tl.num_programs(0)
+    if GROUP_M > 1:
+        pid_m, pid_n = tile_at(pid_m * num_n + pid_n, tl.num_programs(1), num_n, GROUP_M)
+    return pid_m, pid_n
+
+
+@triton.jit
+def part_of_block(M, N, steps, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
     """The rows and columns of a block's tile, which of them there are, and its equal part of the steps along K: from the first to before the second."""
-    offs_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    pid_m, pid_n = tile_of_block(GROUP_M)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.cdiv(steps, tl.num_programs(2))
     first = tl.program_id(2) * depth
     return offs_m, offs_n, offs_m < M, offs_n < N, first, tl.minimum(first + depth, steps)
@@ -196,11 +209,12 @@ def finish_product(
     GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """What follows the loop over K: sums over all splits, in the block that came last, the norm of rows, and the epilogue."""
     let_next_start(PDL)
-    pid_n, pid_m = tl.program_id(0), tl.program_id(1)
+    pid_m, pid_n = tile_of_block(GROUP_M)
     num_splits = tl.num_programs(2)
     if squares is not None:
         squares = tl.sum(squares, axis=1)

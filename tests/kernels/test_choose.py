@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nnfront_kernels import attention
+from nnfront_kernels import attention, matmul_fp8, matmul_int4, matmul_int8
 from nnfront_kernels.ahead import specialize
 from nnfront_kernels.common import ARCHS, Config, num_sms
 from nnfront_kernels.grouped_matmul import GroupedShape
@@ -220,6 +220,17 @@ def test_many_rows_of_quantised_weights_get_tiles_of_128_by_128(name, group, arc
     kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
     config = kernel.choose(MatmulShape(4096, 8192, 4096, group=group), kernel.dtypes[0], arch)
     assert (config.block_m, config.block_n, config.num_warps, config.split_k) == (128, 128, 8, 1)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 132), (128, 132), (129, 66), (512, 33), (4096, 17)])
+@pytest.mark.parametrize("kernel", [matmul_int4, matmul_int8, matmul_fp8], ids=lambda kernel: kernel.__name__)
+def test_blocks_that_run_together_read_few_tiles_of_a_weight(kernel, rows, columns):
+    """Else each tile of rows reads the whole weight from memory. `walk.py` goes down a group of rows, then to the next column."""
+    shape = MatmulShape(rows, 1 << 17, 4096, group=max(kernel.KERNEL.groups))
+    tensors, options = kernel.example(shape, kernel.DTYPES[-1])
+    plan = kernel.plan(*tensors, **options, arch="sm_90")
+    num_m, group = plan.grid[1], plan.constants["GROUP_M"]
+    assert len({index // min(group, num_m) for index in range(ARCHS["sm_90"].num_sms)}) == columns
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ ROW = Case(1, 63, 1030, bias=True, config=4)  # two splits
 INT4 = Case(17, 63, 384, group=64, zero_points=True, bias=True, gap=16, activation="silu", config=5)
 
 INT8 = Case(17, 63, 192, group=64, bias=True, gap=16, activation="silu", config=6)
+# Five tiles above one another, three beside one another.
+INT8_TALL = Case(257, 129, 64, group=64, gap=16, config=2)
 INT8_ROWS = Case(17, 63, 336, bias=True, gap=16, config=4)
 
 FP8_ROWS = Case(
@@ -41,6 +43,8 @@ MUTANTS = [
     (Mutant("int8_scale_of_the_first_group", "matmul_int8.py", "scales = next_scales", "scales = scales"), "matmul_int8", INT8),
     (Mutant("int8_k_mask_missing", "matmul_int8.py", "**depth(k, config)", "**depth(k, config), \"EVEN_K\": True"), "matmul_int8", INT8_ROWS),
     (Mutant("int8_as_unsigned", "matmul_int8.py", "acc = tl.dot(x, w.to(x.dtype), acc)", "acc = tl.dot(x, w.to(tl.uint8, bitcast=True).to(x.dtype), acc)"), "matmul_int8", INT8_ROWS),
+    (Mutant("tiles_in_no_order", "walk.py", "within // rows", "within % rows"), "matmul_int8", INT8_TALL),
+    (Mutant("tiles_of_a_walk_summed_elsewhere", "split_k.py", "let_next_start(PDL)\n    pid_m, pid_n = tile_of_block(GROUP_M)", "let_next_start(PDL)\n    pid_m, pid_n = tile_of_block(1)"), "matmul_int8", INT8_TALL),
     (Mutant("nibbles_swapped", "matmul_int4.py", "low, high = unpack(", "high, low = unpack("), "matmul_int4", INT4),
     (Mutant("neighbours_not_exchanged", "nibbles.py", "tl.reshape(low, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)", "tl.reshape(low, (HALF // 4, 2, 2, BLOCK_N)), (0, 1, 2, 3)"), "matmul_int4", INT4),
     (Mutant("group_scale_dropped", "matmul_int4.py", "product * scales.to(tl.float32)[None, :]", "product"), "matmul_int4", INT4),
