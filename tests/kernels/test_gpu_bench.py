@@ -94,14 +94,17 @@ def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
 
 
 @pytest.mark.matrix
-def test_machine_code_is_compiled_before_and_found_by_its_key(tmp_path):
+def test_machine_code_is_compiled_before_and_found_by_its_key(parts, monkeypatch, tmp_path):
     done = bench("--compile", "--dry", "--only", "moe_combine", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kernels for sm_90" in done.stdout
     made = {file.stem for file in (tmp_path / "sm_90").glob("*.json")}
     assert made
     assert made == {file.stem for file in (tmp_path / "sm_90").glob("*.cubin")}
-    assert all(json.loads((tmp_path / "sm_90" / f"{key}.json").read_text())["key"] == key for key in made)
+    compiled = importlib.import_module("compiled")
+    monkeypatch.setattr(compiled, "launcher_for", lambda found, device: {cubin.key for cubin in found.cubins})
+    assert compiled.launcher("sm_90", tmp_path) == made
+    assert compiled.launcher("sm_100", tmp_path) is None
 
 
 class Anything:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from nnfront_kernels import split_k
 from tape import TapeCapture
 
 import nnfront as nn
@@ -357,12 +358,13 @@ class FakeStream:
 
 def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch):
     log: list[str] = []
+    lenders: set[object] = set()
     cuda = FakeCuda(log)
     for name in ("Stream", "current_stream", "stream", "graph_pool_handle", "CUDAGraph", "Event", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     made = CudaGraphCapture(torch.device("cuda", 0))
     with made.turn():
-        replay = made.capture(lambda: log.append(f"run on {cuda.current}"))
+        replay = made.capture(lambda: log.append(f"run on {cuda.current}") or lenders.add(split_k.lender()))
         replay()
     with made.turn():
         replay()
@@ -379,6 +381,7 @@ def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch
         "replay",
         "event on main",
     ]
+    assert lenders == {made._workspace}, "what is captured fills no workspace"
 
 
 def test_there_is_a_capturer_for_gpus_alone_and_none_where_it_is_not_wanted(monkeypatch):
