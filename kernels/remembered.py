@@ -40,12 +40,8 @@ class _Template(Alike):
     """A plan without its tensors, and where each of them comes from. ValueError for a plan that cannot be had again in this way."""
 
     def __init__(self, plan: Plan, given: tuple[Any, ...], sizes: Sizes | None) -> None:
-        self._kernel, self._grid, self._constants, self._config = (
-            plan.kernel,
-            plan.grid,
-            plan.constants,
-            plan.config,
-        )
+        self._kernel, self._grid = plan.kernel, plan.grid
+        self._constants, self._config = plan.constants, plan.config
         self._sizes, self._device, self._also = sizes, plan.output.device, plan.also
         self._scalars: dict[str, Any] = {}
         self._same: dict[str, int] = {}
@@ -118,13 +114,7 @@ def _key(given: tuple[Any, ...], names: tuple[str, ...]) -> Hashable | None:
         if type(value) is torch.Tensor:
             if value.is_meta:
                 return None
-            key += [
-                value.shape,
-                value.stride(),
-                value.dtype,
-                value.device,
-                value.data_ptr() % 16,
-            ]
+            key += [value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16]
         elif isinstance(value, SCALARS):
             key += [type(value), value]
         else:

@@ -181,19 +181,8 @@ def draw_in_parts_kernel(
             if nearest is not None:
                 low = tl.maximum(low, top + nearest)
             found, total = gather(
-                logits,
-                seen,
-                scores + begin,
-                ids + begin,
-                kept,
-                top,
-                low,
-                begin,
-                end,
-                penalty,
-                temperature,
-                BLOCK,
-            )
+                logits, seen, scores + begin, ids + begin, kept, top, low, begin, end, penalty, temperature, BLOCK
+            )  # fmt: skip
         else:
             total, found = draw(logits, seen, top, seed, step, begin, end, penalty, temperature, BLOCK)
         tl.store(counts + part, found)

@@ -106,18 +106,9 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuFuncSetCacheConfig": (c_void_p, c_int),
     "cuLaunchKernelEx": (POINTER(LaunchConfig), c_void_p, POINTER(c_void_p), POINTER(c_void_p)),
     "cuTensorMapEncodeTiled": (
-        c_void_p,
-        c_int,
-        c_uint32,
-        c_void_p,
-        _NUMBERS64,
-        _NUMBERS64,
-        _NUMBERS32,
-        _NUMBERS32,
-        c_int,
-        c_int,
-        c_int,
-        c_int,
+        *(c_void_p, c_int, c_uint32, c_void_p),
+        *(_NUMBERS64, _NUMBERS64, _NUMBERS32, _NUMBERS32),
+        *(c_int, c_int, c_int, c_int),
     ),
 }
 

@@ -219,12 +219,8 @@ class _Stage:
         said = {symbol: (number, "the weights") for symbol, number in known.items()}
         frame = loaded_frame(method, values, said, META)
         dims = {binding.symbol: binding.slot for binding in method.dims}
-        execute(
-            prepare(
-                method.setup, method.slots, resolver(method.target), dims, method.name, target=method.target
-            ),
-            frame,
-        )
+        call, target = resolver(method.target), method.target
+        execute(prepare(method.setup, method.slots, call, dims, method.name, target=target), frame)
         return frame
 
     def _different(self, runs: Iterator[Run]) -> list[Run]:
