@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims.dim import Dim, Size, form_of
-from nnfront.dims.polynomial import Atom, Form, constant, single_symbol
+from nnfront.dims.polynomial import constant, single_symbol
+from nnfront.dims.sizes import to_text
 from nnfront.dims.substitution import rebuild
 from nnfront.dims.symbol import Symbol
 from nnfront.errors import DimError
@@ -41,7 +42,8 @@ def evaluator(sizes: Sequence[Size], symbols: Sequence[Symbol]) -> Callable[[Seq
             _require(size, symbols)
     # Symbols become v0, v1, ...: a dim's name may be a Python keyword, and is never given to the compiler.
     variables = {symbol: f"v{i}" for i, symbol in enumerate(symbols)}
-    results = "".join(f"{_source(form_of(size), variables)}, " for size in sizes)
+    # The text of a size is Python's.
+    results = "".join(f"{to_text(size, variables)}, " for size in sizes)
     unpack = "".join(f"{variable}, " for variable in variables.values())
     lines = [
         "def run(values):",
@@ -59,31 +61,12 @@ def evaluator(sizes: Sequence[Size], symbols: Sequence[Symbol]) -> Callable[[Seq
 
     scope: dict[str, Any] = {
         "__builtins__": {"min": min, "max": max, "ZeroDivisionError": ZeroDivisionError},
+        "ceildiv": lambda a, b: -(-a // b),
         "failure": failure,
     }
     exec("\n".join(lines), scope)
     run: Callable[[Sequence[int]], tuple[int, ...]] = scope["run"]
     return run
-
-
-def _source(form: Form, variables: Mapping[Symbol, str]) -> str:
-    terms, offset = form
-    parts = [str(offset)] if offset or not terms else []
-    for monomial, value in terms:
-        factors = [] if value.numerator == 1 else [str(value.numerator)]
-        for atom, power in monomial:
-            factors += [_atom_source(atom, variables)] * power
-        product = "*".join(factors)
-        parts.append(product if value.denominator == 1 else f"({product})//{value.denominator}")
-    return "+".join(parts)
-
-
-def _atom_source(atom: Atom, variables: Mapping[Symbol, str]) -> str:
-    if isinstance(atom, Symbol):
-        return variables[atom]
-    args = [f"({_source(arg, variables)})" for arg in atom.args]
-    sign = {"floordiv": "//", "mod": "%"}.get(atom.kind)
-    return f"({args[0]}{sign}{args[1]})" if sign else f"{atom.kind}({','.join(args)})"
 
 
 def _require(size: Dim, known: Iterable[Symbol]) -> None:

@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 
 from nnfront.ir.expr import Call
 from nnfront.ir.module import Function, IRModule
-from nnfront.ir.walk import functions_of, walk_exprs
+from nnfront.ir.walk import functions_of, reachable, walk_exprs
 
 
 def reached(ir: Mapping[str, Function], functions: Iterable[Function]) -> set[str]:
     """Return the names of the functions that these call, directly or not."""
-    found: set[str] = set()
-    pending = list(functions)
-    while pending:
-        new = set(pending.pop().callees) - found
-        found |= new
-        pending += [ir[name] for name in new]
-    return found
+    called = [name for function in functions for name in function.callees]
+    return set(reachable(called, lambda name: ir[name].callees))
 
 
 def given_to_ops(ir: IRModule) -> set[str]:
@@ -30,13 +26,5 @@ def given_to_ops(ir: IRModule) -> set[str]:
 
 def callees_first(ir: IRModule) -> Iterator[Function]:
     """Yield each function behind those that it calls; there is no cycle in a verified module."""
-    done: set[str] = set()
-    pending = [(name, False) for name in reversed(list(ir))]
-    while pending:
-        name, is_ready = pending.pop()
-        if is_ready:
-            yield ir[name]
-        elif name not in done:
-            done.add(name)
-            pending.append((name, True))
-            pending.extend((callee, False) for callee in ir[name].callees)
+    calls = {name: function.callees for name, function in ir.items()}
+    return (ir[name] for name in TopologicalSorter(calls).static_order())

@@ -11,7 +11,7 @@ from nnfront.ir.callgraph import reached
 from nnfront.ir.expr import Atom, Binding, Call, Var
 from nnfront.ir.types import TensorType
 from nnfront.ir.verifier_view import Body, Scope
-from nnfront.ir.walk import functions_of, variables_of, walk_exprs
+from nnfront.ir.walk import functions_of, reachable, variables_of, walk_exprs
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -38,16 +38,9 @@ def v22_ranks_meet_alike(body: Body) -> Iterator[VerifyError]:
 
 def _reads_data(condition: Atom | None, made: Mapping[Var, Binding]) -> bool:
     """Whether a tensor has a say in a condition."""
-    left, seen = [condition], set[Var]()
-    while left:
-        atom = left.pop()
-        if not isinstance(atom, Var) or atom in seen:
-            continue
-        if isinstance(atom.type, TensorType):
-            return True
-        seen.add(atom)
-        left += variables_of(made[atom].value) if atom in made else []
-    return False
+    start = [condition] if isinstance(condition, Var) else []
+    read = reachable(start, lambda var: variables_of(made[var].value) if var in made else ())
+    return any(isinstance(var.type, TensorType) for var in read)
 
 
 def _meetings(scope: Scope, functions: Mapping[str, Function]) -> Iterator[tuple[Binding, str]]:

@@ -8,6 +8,7 @@ is no program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from nnfront.dims import Dim, bounded_work
@@ -80,25 +81,10 @@ def v1_functions_are_under_their_names(module: IRModule) -> Iterator[VerifyError
 
 def v12_no_function_calls_itself(module: IRModule) -> Iterator[VerifyError]:
     """No function calls itself, directly or through others."""
-    calls = {name: function.callees for name, function in module.items()}
-    done: set[str] = set()
-    for start in calls:
-        path: dict[str, None] = {}
-        pending: list[tuple[str, bool]] = [(start, False)]
-        while pending:
-            name, is_left = pending.pop()
-            if is_left:
-                path.popitem()
-                done.add(name)
-            elif name in path:
-                before = list(path)
-                cycle = [*before[before.index(name) :], name]
-                yield VerifyError(f"V12: a function calls itself: {' -> '.join(cycle)}")
-                return
-            elif name not in done:
-                path[name] = None
-                pending.append((name, True))
-                pending.extend((callee, False) for callee in calls[name])
+    try:
+        TopologicalSorter({name: function.callees for name, function in module.items()}).prepare()
+    except CycleError as error:
+        yield VerifyError(f"V12: a function calls itself: {' -> '.join(reversed(error.args[1]))}")
 
 
 def v21_weights_agree(module: IRModule) -> Iterator[VerifyError]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterate over a function's bindings and dims, branches included."""
+"""Iterate over a function's bindings and dims, branches included; and over any graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
 
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir.expr import (
@@ -24,6 +24,8 @@ from nnfront.ir.interfaces import FunctionLike
 from nnfront.ir.types import FunctionName, Type, sizes_of, type_symbols
 
 _TYPES = get_args(Type)
+
+Node = TypeVar("Node")
 
 
 def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
@@ -61,6 +63,18 @@ def undefined_symbols(function: FunctionLike) -> list[Symbol] | None:
             if isinstance(size, Dim):
                 missing.update((s, None) for s in size.symbols if s not in defined)
     return list(missing)
+
+
+def reachable(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """Return the nodes of a graph that some lead to, these included, each once: a node, then what follows it, in order."""
+    found: dict[Node, None] = {}
+    pending = [*start][::-1]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += [*following(node)][::-1]
+    return list(found)
 
 
 def functions_of(expr: Expr) -> Iterator[str]:

@@ -5,7 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnfront.ir import Binding, Call, Expr, Function, If, IRModule, Var, functions_of, walk_exprs
+from nnfront.ir import (
+    Binding,
+    Call,
+    Expr,
+    Function,
+    If,
+    IRModule,
+    Var,
+    callees_first,
+    functions_of,
+    walk_exprs,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,27 +29,15 @@ class Declaration(Function):
 
 def impure_functions(ir: IRModule) -> set[str]:
     """Return the names of the functions whose calls have an effect, by an op of their own or by a function they call."""
-    callers: dict[str, list[str]] = {}
-    found: list[str] = []
-    for function in ir.functions:
-        for callee in function.callees:
-            callers.setdefault(callee, []).append(function.name)
-        if has_own_effect(function):
-            found.append(function.name)
     impure: set[str] = set()
-    while found:
-        name = found.pop()
-        if name not in impure:
-            impure.add(name)
-            found.extend(callers.get(name, ()))
+    for function in callees_first(ir):
+        if isinstance(function, Declaration):
+            has_effect = not function.is_pure
+        else:
+            has_effect = not all(is_pure(value, impure) for value in walk_exprs(function))
+        if has_effect:
+            impure.add(function.name)
     return impure
-
-
-def has_own_effect(function: Function) -> bool:
-    """Whether an op of the body has an effect."""
-    if isinstance(function, Declaration):
-        return not function.is_pure
-    return any(isinstance(e, Call) and not e.op.is_pure_for(e.args) for e in walk_exprs(function))
 
 
 def is_pure(value: Expr, impure: set[str]) -> bool:

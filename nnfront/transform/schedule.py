@@ -10,12 +10,12 @@ Every step says which slots are dead after it, so that memory holds what is stil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from nnfront.dims import Dim, Symbol
-from nnfront.ir import OPS
+from nnfront.ir import OPS, reachable
 from nnfront.lower import Instruction, Match, MethodProgram, Part, Run, TensorType, part_taken
 
 
@@ -107,17 +107,13 @@ def groups_of(
     """Yield for each result the instructions that it needs and that no result before it has needed; `joins` need none."""
     producer = {slot: i for i, instruction in enumerate(body) for slot in instruction.outputs}
     done: set[int] = set()
+
+    def makers(slots: Iterable[int]) -> Iterator[int]:
+        return (producer[s] for s in slots if s in producer and s not in joins and producer[s] not in done)
+
     for slot in dict.fromkeys(results):
-        needed: set[int] = set()
-        stack = [slot]
-        while stack:
-            current = stack.pop()
-            i = producer.get(current)
-            if i is None or i in done or i in needed or current in joins:
-                continue
-            needed.add(i)
-            stack.extend(body[i].reads())
-        done |= needed
+        needed = reachable(makers([slot]), lambda i: makers(body[i].reads()))
+        done.update(needed)
         yield [slot], [body[i] for i in sorted(needed)]
 
 

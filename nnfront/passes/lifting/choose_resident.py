@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nnfront.dims import Dim, Size, evaluate, less_equal, total
+from nnfront.ir import reachable
 from nnfront.passes.lifting.min_cut import min_cut
 from nnfront.passes.lifting.value_graph import Value
 
@@ -69,24 +70,12 @@ def _groups(uses: list[Value]) -> list[_Group]:
             value = leaders[value]
         return value
 
-    read: dict[Value, None] = {}
-    pending = list(uses)
-    while pending:
-        value = pending.pop()
-        if value.can_stay:
-            read[value] = None
-        else:
-            pending.extend(v for v in value.inputs if v.uses_weight)
-    pending = list(read)
-    leaders.update((v, v) for v in read)
-    while pending:
-        value = pending.pop()
-        for operand in () if value.is_base else value.inputs:
-            if operand.uses_weight:
-                if operand not in leaders:
-                    leaders[operand] = operand
-                    pending.append(operand)
-                leaders[leader(operand)] = leader(value)
+    read = {v for v in reachable(uses, lambda v: () if v.can_stay else v.sources) if v.can_stay}
+    below = reachable(read, lambda v: () if v.is_base else v.sources)
+    leaders.update((v, v) for v in below)
+    for value in below:
+        for operand in () if value.is_base else value.sources:
+            leaders[leader(operand)] = leader(value)
     groups: dict[Value, _Group] = {}
     for value in sorted(leaders, key=lambda v: v.index):
         group = groups.setdefault(leader(value), _Group([], []))
@@ -99,7 +88,7 @@ def _groups(uses: list[Value]) -> list[_Group]:
 def _cut(group: _Group) -> set[Value]:
     """Return the cheapest values to keep. Dims count with a sample of their size; the result is used only if it holds for all."""
     sizes = {v: _sample(v.size_bytes) if v.can_stay else None for v in group.members}
-    operands = {v: [] if v.is_base else [o for o in v.inputs if o.uses_weight] for v in group.members}
+    operands = {v: [] if v.is_base else v.sources for v in group.members}
     kept = min_cut(sizes, operands, group.read)
     before, after = total(v.size_bytes for v in group.bases), total(v.size_bytes for v in kept)
     return kept if less_equal(after, before) is True else set(group.bases)

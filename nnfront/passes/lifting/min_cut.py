@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from nnfront.ir import reachable
+
 Node = TypeVar("Node")
 
 _FOREVER = 1 << 62  # more bytes than any machine has
@@ -26,11 +28,7 @@ def min_cut(
     operands exist at load. `read`: the nodes that run-time work reads; what no such node is computed from takes no part.
     """
     network = _Network[Node]()
-    needed, pending = set(read), list(read)
-    while pending:
-        added = set(operands[pending.pop()]) - needed
-        needed |= added
-        pending += added
+    needed = set(reachable(read, operands.__getitem__))
     for node, size in sizes.items():
         if node not in needed:
             continue
@@ -66,15 +64,7 @@ class _Network(Generic[Node]):
             for a, b in path:
                 self.room[a][b] -= flow
                 self.room[b][a] += flow
-        side = {sink}
-        pending = [sink]
-        while pending:
-            b = pending.pop()
-            for a in self.room[b]:
-                if a not in side and self.room[a][b] > 0:
-                    side.add(a)
-                    pending.append(a)
-        return side
+        return set(reachable([sink], lambda b: [a for a in self.room[b] if self.room[a][b] > 0]))
 
     def _path(self, source: object, sink: object) -> list[tuple[object, object]] | None:
         came_from: dict[object, object] = {source: source}

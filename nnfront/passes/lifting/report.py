@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nnfront.dims import Size, total
-from nnfront.ir import type_text
+from nnfront.ir import reachable, type_text
 from nnfront.passes.lifting.assemble import Group
 from nnfront.passes.lifting.value_graph import Value
 
@@ -72,9 +71,9 @@ def describe(name: str, group: Group) -> TransformReport:
     results = group.results
     readers: dict[Value, list[str]] = {}
     for scope in group.scopes:
-        for value in _below(scope.uses):
+        # What is read, and all that it is computed from, down to the weights.
+        for value in reachable(scope.uses, lambda v: v.sources):
             readers.setdefault(value, []).append(scope.function.name)
-    read = set(_below(value for scope in group.scopes for value in scope.uses))
     moved = [
         Moved(v.name, type_text(v.type), _resident_bytes(v, results), v.declared_in, tuple(readers[v]))
         for v in results
@@ -95,7 +94,7 @@ def describe(name: str, group: Group) -> TransformReport:
         tuple(v.name for v in results if v.expr is None),
         tuple(moved),
         tuple(stayed),
-        total(v.size_bytes for v in read if v.expr is None),
+        total(v.size_bytes for v in readers if v.expr is None),
         total(_resident_bytes(v, results) for v in results),
     )
 
@@ -118,18 +117,6 @@ def _refused(group: Group) -> list[Stayed]:
 def _resident_bytes(value: Value, results: list[Value]) -> Size:
     viewed = value.viewed
     return 0 if viewed is not None and viewed in results else value.size_bytes
-
-
-def _below(values: Iterable[Value]) -> dict[Value, None]:
-    """The values and all that they are computed from, down to the weights."""
-    found: dict[Value, None] = {}
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value not in found and value.uses_weight:
-            found[value] = None
-            pending.extend(value.inputs)
-    return found
 
 
 def _declared(moved: Moved) -> str:

@@ -25,6 +25,7 @@ from nnfront.ir import (
     Type,
     map_expr,
     no_block,
+    reachable,
 )
 from nnfront.passes.sizes import SizeMap, map_scalar, resize_expr
 from nnfront.passes.value_numbering import atom_key, expr_key
@@ -53,6 +54,11 @@ class Value:
     def inputs(self) -> list[Value]:
         """The values that it is computed from."""
         return [operand for operand in self.operands if isinstance(operand, Value)]
+
+    @property
+    def sources(self) -> list[Value]:
+        """Those of them that depend on a weight."""
+        return [value for value in self.inputs if value.uses_weight]
 
     @property
     def is_base(self) -> bool:
@@ -126,14 +132,8 @@ class Values:
 
 def computed_from(values: Iterable[Value], known: Container[Value] = ()) -> list[Value]:
     """Return the values and all that they are computed from, but for what is known, in the order of the graph."""
-    found: set[Value] = set()
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value not in found and value not in known:
-            found.add(value)
-            pending.extend(value.inputs)
-    return sorted(found, key=lambda v: v.index)
+    found = reachable(values, lambda v: () if v in known else v.inputs)
+    return sorted((v for v in found if v not in known), key=lambda v: v.index)
 
 
 def _name_after(expr: Expr, operands: Sequence[Operand]) -> str:

@@ -17,6 +17,7 @@ from nnfront.ir import (
     Op,
     TensorType,
     Var,
+    reachable,
     tensor_type,
     variables_of,
     walk_bindings,
@@ -194,7 +195,7 @@ class _Method:
 
     def _params(self, var: Var) -> list[str]:
         """Names of the weights that a value is made of."""
-        return [v.name for v in self._behind([var]) if v not in self.made]
+        return [v.name for v in reachable([var], self._reads) if v not in self.made]
 
     def _parts(self, var: Var) -> tuple[Var, ...]:
         """What a value is dequantised of where it is read: elements, then scales and zero points, or factors; nothing if it is stored dense."""
@@ -202,49 +203,31 @@ class _Method:
             (var,) = variables_of(value)
         if value is None or value.op not in DEQUANTIZING:
             return ()
-        found: dict[Var, None] = {}
-        left = [var]
-        while left:
-            var = left.pop()
+
+        def opened(var: Var) -> list[Var]:
             value = self._call(var)
-            if value is not None and value.op in OPENING:
-                left += list(variables_of(value))[::-1]
-            else:
-                found[var] = None
-        return tuple(found)
+            return variables_of(value) if value is not None and value.op in OPENING else []
+
+        return tuple(part for part in reachable([var], opened) if not opened(part))
 
     def _call(self, var: Var) -> Call | None:
         """The call that makes a value, if that is not stored itself."""
         value = self.made[var].value if var in self.made and var.name not in self.declared else None
         return value if isinstance(value, Call) else None
 
-    def _behind(self, start: Iterable[Var]) -> list[Var]:
-        """All that some values are made of, these included, each once."""
-        found: dict[Var, None] = {}
-        left = list(start)[::-1]
-        while left:
-            var = left.pop()
-            if var not in found:
-                found[var] = None
-                left += list(variables_of(self.made[var].value))[::-1] if var in self.made else []
-        return list(found)
+    def _reads(self, var: Var) -> list[Var]:
+        """What a value is made of; nothing of a parameter."""
+        return variables_of(self.made[var].value) if var in self.made else []
 
     def _products_behind(self, start: Iterable[Var]) -> set[Var]:
         """The products that values are made of, with no other product in between."""
-        found: set[Var] = set()
-        seen: set[Var] = set()
-        left = list(start)
-        while left:
-            var = left.pop()
-            if var in seen or var not in self.made:
-                continue
-            seen.add(var)
-            value = self.made[var].value
-            if isinstance(value, Call) and (value.op in TAKEN or value.op is ops.attention):
-                found.add(var)
-            else:
-                left += variables_of(value)
-        return found
+
+        def is_product(var: Var) -> bool:
+            value = self.made[var].value if var in self.made else None
+            return isinstance(value, Call) and (value.op in TAKEN or value.op is ops.attention)
+
+        found = reachable(start, lambda var: [] if is_product(var) else self._reads(var))
+        return set(filter(is_product, found))
 
 
 def _is_embedding(call: Call) -> bool:
