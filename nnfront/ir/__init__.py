@@ -21,7 +21,7 @@ Read the files in this order; each imports only from those above it:
 """
 
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
-from nnfront.ir.builder import FunctionBuilder, Names, branch
+from nnfront.ir.builder import FunctionBuilder, Names
 from nnfront.ir.callgraph import callees_first, given_to_ops, reached
 from nnfront.ir.canonical import with_canonical_attrs
 from nnfront.ir.equal import first_difference
@@ -58,7 +58,7 @@ from nnfront.ir.facts import (
     map_attr,
 )
 from nnfront.ir.function_dims import symbols_in
-from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
+from nnfront.ir.infer import call_sizes, call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
 from nnfront.ir.op import OPS, DtypePolicy, Op, op
 from nnfront.ir.operands import Operand, OperandType
@@ -150,9 +150,9 @@ __all__ = [
     "admit",
     "are_same",
     "atoms_of",
-    "branch",
     "branch_facts",
     "branch_knows",
+    "call_sizes",
     "call_type",
     "callees_first",
     "canonical_call",

@@ -59,7 +59,7 @@ def kinds_of(rule: Callable[..., Any], names: Iterable[str]) -> dict[str, Kind]:
 
 def shown(value: object) -> str:
     """A value for a message: not more of it than one can read."""
-    text = repr(value) if type(value) in _WORDS or type(value) is NoneType else f"a {type(value).__name__}"
+    text = repr(value) if type(value) in _KINDS else f"a {type(value).__name__}"
     return shown_text(text, 80)
 
 
@@ -115,25 +115,13 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-_WORDS = {
-    bool: "True or False",
-    int: "an int",
-    float: "a number",
-    str: "a text",
-    Dim: "a dim",
-    NoneType: "None",
-    FunctionName: "the name of a function",
-}
-_TESTS: dict[Any, Callable[[Any], bool]] = {
-    bool: lambda value: type(value) is bool,
-    int: _is_int,
-    float: _is_number,
-    str: _is_text,
-    Dim: lambda value: type(value) is Dim,
-    NoneType: lambda value: value is None,
-    FunctionName: lambda value: isinstance(value, FunctionName),
-}
 _KINDS: dict[Any, Kind] = {
     Any: Kind(_is_plain, "numbers, texts, dims, types, None, or tuples of those"),
-    **{each: Kind(test, _WORDS[each]) for each, test in _TESTS.items()},
+    bool: Kind(lambda value: type(value) is bool, "True or False"),
+    int: Kind(_is_int, "an int"),
+    float: Kind(_is_number, "a number"),
+    str: Kind(_is_text, "a text"),
+    Dim: Kind(lambda value: type(value) is Dim, "a dim"),
+    NoneType: Kind(lambda value: value is None, "None"),
+    FunctionName: Kind(lambda value: isinstance(value, FunctionName), "the name of a function"),
 }

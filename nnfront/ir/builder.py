@@ -11,7 +11,6 @@ from nnfront.ir.expr import (
     NO_ATTRS,
     Atom,
     Binding,
-    Block,
     Call,
     Expr,
     FunctionCall,
@@ -138,11 +137,6 @@ class FunctionBuilder:
         """Return the function."""
         assert len(self._blocks) == 1
         return Function(self.name, tuple(self.params), tuple(self._blocks[0]), result, kind, attrs)
-
-
-def branch(bindings: list[Binding], result: Atom) -> Block:
-    """Make a branch of an `if` from collected bindings."""
-    return Block(tuple(bindings), result)
 
 
 def _hint(value: Expr) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nnfront.dims import (
@@ -104,23 +104,36 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
         raise InferError(f"{function.name} takes {len(params)} arguments, got {len(args)}")
     if all(p.type is a for p, a in zip(params, args, strict=True)):
         return function.result_type
-    patterns: list[Size] = []
-    sizes: list[Size] = []
     for param, arg in zip(params, args, strict=True):
-        expected, own = sizes_of(param.type), sizes_of(arg)
-        if without_sizes(param.type) != without_sizes(arg) or len(expected) > len(own):
+        if without_sizes(param.type) != without_sizes(arg) or len(sizes_of(param.type)) > len(sizes_of(arg)):
             raise InferError(f"argument {param.name!r} of {function.name} has another type")
-        if len(expected) == len(own):  # a parameter may be any number
-            patterns.extend(expected)
-            sizes.extend(own)
-    bound: dict[Symbol, Size] = {}
-    at = unify(patterns, sizes, bound)
-    if at is not None:
-        raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
+    bound, misfit = call_sizes(function, args)
+    if misfit is not None:
+        raise InferError(f"{function.name} expects size {misfit[0]} where the argument has {misfit[1]}")
     if all(is_itself(symbol, size) for symbol, size in bound.items()):
         return function.result_type
     _check_facts(function, bound)
     return substitute_type(function.result_type, bound)
+
+
+def call_sizes(
+    function: Function, args: Sequence[Type]
+) -> tuple[dict[Symbol, Size], tuple[Size, Size] | None]:
+    """Return what the dims of a function's parameters are in a call with arguments of these types; and the first size that a parameter has and an argument is not known to have, with the argument's."""
+    bound: dict[Symbol, Size] = {}
+    pairs = [
+        pair for p, arg in zip(function.params, args, strict=True) for pair in _paired_sizes(p.type, arg)
+    ]
+    at = unify([pattern for pattern, _ in pairs], [size for _, size in pairs], bound)
+    return bound, None if at is None else pairs[at]
+
+
+def _paired_sizes(param: Type, arg: Type) -> Iterator[tuple[Size, Size]]:
+    if isinstance(param, TupleType) and isinstance(arg, TupleType):
+        for mine, its in zip(param.fields, arg.fields, strict=True):
+            yield from _paired_sizes(mine, its)
+    elif not (isinstance(param, ScalarType) and param.value is None):  # any number will do
+        yield from zip(sizes_of(param), sizes_of(arg), strict=True)
 
 
 def _check_facts(function: Function, bound: Mapping[Symbol, Size]) -> None:

@@ -105,8 +105,6 @@ def v6_operands_are_atoms(body: Body) -> Iterator[VerifyError]:
 def v7_types_are_well_formed(body: Body) -> Iterator[VerifyError]:
     """Dtypes are those of `nnfront.dtypes`, host scalars are int64, float64 or bool, and no size is negative."""
     for type_, binding in body.types:
-        if type(type_) is TensorType and _is_plain_tensor(type_):
-            continue
         problem = _type_problem(type_)
         if problem:
             yield body.error(f"V7: {problem}", binding)
@@ -155,15 +153,6 @@ def _layer_problem(layer: StateLayerType) -> str:
     if not all(buffer.shape for buffer in layer.per_token):
         return "a buffer that a cache has of each token has at least one axis"
     return ""
-
-
-def _is_plain_tensor(type_: TensorType) -> bool:
-    is_known = type_.dtype in dtypes.DTYPES and len(type_.shape) <= MAX_AXES
-    return is_known and all(map(_is_size, type_.shape))
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, Dim) or (type(size) is int and 0 <= size < INT64.stop)
 
 
 def v8_literals_fit_their_type(body: Body) -> Iterator[VerifyError]:

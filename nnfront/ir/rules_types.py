@@ -40,7 +40,7 @@ def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> 
             dims = [*dims, *(size for size in sizes_of(type) if isinstance(size, Dim))]
         if not dims:
             continue
-        for symbol in dict.fromkeys(symbol for dim in dims for symbol in body.symbols(dim)):
+        for symbol in dict.fromkeys(symbol for dim in dims for symbol in dim.symbols):
             if symbol not in known:
                 what = f"V13: nothing says what the dim '{symbol.name}' is"
                 help = "a parameter's type or a match_shape ahead of it must name it"
@@ -56,7 +56,7 @@ def v14_dims_mean_one_thing(body: Body) -> Iterator[VerifyError]:
         if id(dim) in seen:
             continue
         seen.add(id(dim))
-        for symbol in body.symbols(dim):
+        for symbol in dim.symbols:
             known = first.setdefault(symbol, symbol)
             if known.facts != symbol.facts:
                 yield body.error(

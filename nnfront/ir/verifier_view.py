@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Dim
 from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape
 from nnfront.ir.facts import NO_FACTS, Facts, branch_facts
-from nnfront.ir.types import TensorType, Type
+from nnfront.ir.types import Type
 from nnfront.ir.walk import atoms_of, sizes_in_atoms, sizes_in_attrs
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ class Body:
         self.steps: list[Step] = []
         self.results: list[tuple[Atom, Binding | None]] = []
         self.root = self._scope(function.body, None)
-        self._symbols: dict[int, tuple[Symbol, ...]] = {}
         self._same: dict[int, tuple[Type, Type]] = {}
-        self._tensors: dict[Hashable, Type] = {}
         self._interned: dict[Type, Type] = {}
 
     def _scope(self, block: Block, owner: Binding | None) -> Scope:
@@ -152,30 +150,13 @@ class Body:
                 found[binding] = dims
         return found
 
-    def symbols(self, dim: Dim) -> tuple[Symbol, ...]:
-        """Return the symbols of a dim."""
-        found = self._symbols.get(id(dim))
-        if found is None:
-            found = self._symbols[id(dim)] = dim.symbols
-        return found
-
     def interned(self, type: Type) -> Type:
         """Return one and the same object for all types that are equal."""
         known = self._same.get(id(type))
         if known is None:
             # The type stays alive with its id: that of a literal is made anew each time it is asked for.
-            known = self._same[id(type)] = self._intern(type), type
+            known = self._same[id(type)] = self._interned.setdefault(type, type), type
         return known[0]
-
-    def _intern(self, type: Type) -> Type:
-        if not isinstance(type, TensorType):
-            return self._interned.setdefault(type, type)
-        # Most dims of equal types are the same objects; a size is never negative, so an id cannot be taken for one.
-        key = type.dtype, tuple([-id(s) if isinstance(s, Dim) else s for s in type.shape])
-        known = self._tensors.get(key)
-        if known is None:
-            known = self._tensors[key] = self._interned.setdefault(type, type)
-        return known
 
     def error(
         self, what: str, binding: Binding | None = None, *, details: Iterable[str] = (), help: str = ""

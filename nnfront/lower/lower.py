@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, substitute, unify
+from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, substitute
 from nnfront.errors import LowerError
 from nnfront.ir import (
     Atom,
@@ -36,6 +36,7 @@ from nnfront.ir import (
     Type,
     Var,
     branch_facts,
+    call_sizes,
     map_attr,
     sizes_of,
     substitute_type,
@@ -162,20 +163,6 @@ class _Scope:
         return _Scope(self.values, {**self.sizes, **numbers}, self.caller) if numbers else self
 
 
-def _unified(callee: Function, given: Iterable[tuple[Size, ...]]) -> dict[Symbol, Size]:
-    """What the callee's dims are, where its arguments have these sizes."""
-    bound: dict[Symbol, Size] = {}
-    patterns: list[Size] = []
-    sizes: list[Size] = []
-    for param, found in zip(callee.params, given, strict=True):
-        expected = list(sizes_of(param.type))
-        if len(expected) == len(found):  # a number may be passed where its value says nothing
-            patterns += expected
-            sizes += found
-    unify(patterns, sizes, bound)
-    return bound
-
-
 class _Lowering:
     """Writes one method's instructions."""
 
@@ -185,7 +172,7 @@ class _Lowering:
         self.instructions: list[Instruction] = []
         self._arguments: dict[Var, Structure] = {}
         self._defined: set[Symbol] = set()
-        self._bound: dict[tuple[str, tuple[tuple[Size, ...], ...]], dict[Symbol, Size]] = {}
+        self._bound: dict[tuple[str, tuple[Type, ...]], dict[Symbol, Size]] = {}
 
     def argument(self, param: Any) -> Argument:
         """Add a parameter's slots."""
@@ -327,10 +314,10 @@ class _Lowering:
 
     def _sizes(self, callee: Function, call: FunctionCall, scope: _Scope) -> dict[Symbol, Size]:
         """What the callee's dims are in terms of the method's; empty if all have the same name."""
-        given = tuple([tuple(sizes_of(scope.type(arg.type))) for arg in call.args])
+        given = tuple([scope.type(arg.type) for arg in call.args])
         known = self._bound.get((callee.name, given))  # of another layer that is alike
         if known is None:
-            known = self._bound[callee.name, given] = _unified(callee, given)
+            known = self._bound[callee.name, given] = call_sizes(callee, given)[0]
         bound = dict(known)
         # A dim that the callee defines itself must not meet that of another call.
         for binding in callee.bindings:

@@ -19,6 +19,7 @@ from nnfront.dims import Dim, Symbol, with_facts
 from nnfront.errors import InferError, TraceError
 from nnfront.ir import (
     Atom,
+    Block,
     Call,
     Function,
     If,
@@ -36,7 +37,6 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
-    branch,
 )
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.dim_facts import with_facts_attr
@@ -197,7 +197,7 @@ class Trace:
             fields = [a for a in leaves if a is not None] + [after[i][1] for i in written]
             with builder.block() as tail:
                 result = fields[0] if len(fields) == 1 else builder.emit(Tuple(tuple(fields)))
-            blocks.append(branch([*bindings, *tail], result))
+            blocks.append(Block((*bindings, *tail), result))
         try:
             var = builder.emit(If(condition, *blocks), "cond", self.provenance())
         except InferError as error:

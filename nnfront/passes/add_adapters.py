@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar, cast
 
 from nnfront import ops
-from nnfront.dims import Size, Symbol, floordiv, of_symbol, product, same, total, unify
+from nnfront.dims import Size, Symbol, floordiv, of_symbol, product, same, total
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
@@ -51,8 +51,8 @@ from nnfront.ir import (
     Param,
     TensorType,
     Var,
+    call_sizes,
     canonical_call,
-    sizes_of,
     tensor_type,
     used_vars,
     walk_bindings,
@@ -239,12 +239,7 @@ class _Body(Mutator):
         """A call of a private function, which is given the adapters of its sequences, and the matrices of these."""
         function = self.adding.ir[call.function]
         given = {i: self.known[a] for i, a in enumerate(call.args) if isinstance(a, Var) and a in self.known}
-        pairs = [(p.type, a.type) for p, a in zip(function.params, call.args, strict=True) if isinstance(p.type, TensorType)]  # fmt: skip
-        patterns, sizes = (
-            [size for type in types for size in sizes_of(type)] for types in zip(*pairs, strict=True)
-        )
-        bound: dict[Symbol, Size] = {}
-        unify(patterns, sizes, bound)
+        bound, _ = call_sizes(function, [arg.type for arg in call.args])
         whole = [symbol for symbol, size in bound.items() if same(size, self.batch)]
         parts = [
             s for s, size in bound.items() if same(product((self.batch, floordiv(size, self.batch))), size)

@@ -28,6 +28,7 @@ leaves:  functions that are still called by others; external functions are never
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from nnfront.dims import Symbol, is_itself, of_symbol, substitute
 from nnfront.errors import PassError
@@ -38,11 +39,12 @@ from nnfront.ir import (
     IRModule,
     Names,
     Provenance,
+    call_sizes,
     callees_first,
     symbols_in,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.sizes import Knowing, Resizer, SizeMap, call_sizes
+from nnfront.passes.sizes import Knowing, Resizer, SizeMap
 
 
 @module_pass(sees_primitive=True)
@@ -83,8 +85,6 @@ class _Inlining(Knowing):
         # An external function is never touched, whatever it calls.
         self.chosen = chosen if function.kind != "external" else ()
         self._caller = function
-        self._names: Names | None = None
-        self._dims: Names | None = None
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
@@ -95,9 +95,8 @@ class _Inlining(Knowing):
 
     def _body(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:
         callee = self.functions[call.function]
-        names = self._taken()
         resizer = Resizer(
-            self._sizes(callee, call), self.functions, names.unique, _within(binding.provenance)
+            self._sizes(callee, call), self.functions, self._names.unique, _within(binding.provenance)
         )
         resizer.facts = self.facts
         resizer.replaced.update(zip(callee.params, call.args, strict=True))
@@ -113,19 +112,19 @@ class _Inlining(Knowing):
             bindings.append(Binding(binding.var, result, binding.provenance))
         return bindings
 
-    def _taken(self) -> Names:
-        if self._names is None:
-            self._names = Names.of(self._caller)
-        return self._names
+    @cached_property
+    def _names(self) -> Names:
+        return Names.of(self._caller)
+
+    @cached_property
+    def _dims(self) -> Names:
+        return Names(symbol.name for symbol in symbols_in(self._caller))
 
     def _sizes(self, callee: Function, call: FunctionCall) -> SizeMap | None:
         """What the callee's sizes are in the caller; None if they are called the same."""
-        bound = call_sizes(callee, call.args)
+        bound, _ = call_sizes(callee, [arg.type for arg in call.args])
         own = [symbol for symbol in symbols_in(callee) if symbol not in bound]  # its matches define them
-        if own:
-            if self._dims is None:
-                self._dims = Names(symbol.name for symbol in symbols_in(self._caller))
-            bound.update({s: of_symbol(Symbol(self._dims.unique(s.name), 0, *s.facts)) for s in own})
+        bound.update({s: of_symbol(Symbol(self._dims.unique(s.name), 0, *s.facts)) for s in own})
         if all(is_itself(symbol, size) for symbol, size in bound.items()):
             return None
         return lambda size: substitute(size, bound)

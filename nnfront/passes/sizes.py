@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from nnfront.cases.attributes import settled
-from nnfront.dims import Dim, Size, Symbol, unify
+from nnfront.dims import Dim, Size
 from nnfront.ir import (
     NO_ATTRS,
     Atom,
@@ -23,9 +23,6 @@ from nnfront.ir import (
     Param,
     Provenance,
     Scalar,
-    ScalarType,
-    TupleType,
-    Type,
     Var,
     are_same,
     branch_knows,
@@ -34,7 +31,6 @@ from nnfront.ir import (
     is_true,
     map_attr,
     map_sizes,
-    sizes_of,
 )
 
 SizeMap: TypeAlias = Callable[[Size], Size]
@@ -43,22 +39,6 @@ SizeMap: TypeAlias = Callable[[Size], Size]
 def map_scalar(atom: Atom, size: SizeMap) -> Atom:
     """Return a literal with `size` applied if it is a dim, any other atom as it is."""
     return Scalar(size(atom.value)) if isinstance(atom, Scalar) and isinstance(atom.value, Dim) else atom
-
-
-def call_sizes(callee: Function, args: Sequence[Atom]) -> dict[Symbol, Size]:
-    """Return what the dims of a callee's parameters are in a call with these arguments."""
-    bound: dict[Symbol, Size] = {}
-    pairs = [pair for p, arg in zip(callee.params, args, strict=True) for pair in _paired(p.type, arg.type)]
-    unify([pattern for pattern, _ in pairs], [size for _, size in pairs], bound)
-    return bound
-
-
-def _paired(param: Type, arg: Type) -> Iterator[tuple[Size, Size]]:
-    if isinstance(param, TupleType) and isinstance(arg, TupleType):
-        for mine, its in zip(param.fields, arg.fields, strict=True):
-            yield from _paired(mine, its)
-    elif not (isinstance(param, ScalarType) and param.value is None):  # any number will do
-        yield from zip(sizes_of(param), sizes_of(arg), strict=True)
 
 
 def resize_expr(expr: Expr, size: SizeMap) -> Expr:

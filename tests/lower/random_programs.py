@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.ir import (
+    Block,
     FunctionBuilder,
     If,
     IRModule,
@@ -18,7 +19,6 @@ from nnfront.ir import (
     TensorType,
     Tuple,
     Var,
-    branch,
 )
 
 ROWS = Dim("n", min=1, max=64)
@@ -82,5 +82,5 @@ def _if(draw: Any, builder: FunctionBuilder, values: list[Var], flags: list[Any]
             _grow(draw, builder, inside, flags, draw(st.integers(0, 3)), depth + 1)
             same = [v for v in inside if v.type == values[0].type]
             chosen = draw(st.sampled_from(same))
-            blocks.append(branch(bindings, chosen))
+            blocks.append(Block(tuple(bindings), chosen))
     return builder.emit(If(condition, *blocks), "case")

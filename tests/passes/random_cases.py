@@ -22,6 +22,7 @@ from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.ir import (
     Atom,
+    Block,
     Call,
     Function,
     FunctionBuilder,
@@ -32,7 +33,6 @@ from nnfront.ir import (
     ScalarType,
     TensorType,
     Var,
-    branch,
 )
 
 MOST = 4
@@ -223,7 +223,7 @@ class Author:
         with self.builder.block() as otherwise:
             second = self.body(x, 2, depth)
         return self.builder.emit(
-            If(condition, branch(then, first), branch(otherwise, second)), type=self.type
+            If(condition, Block(tuple(then), first), Block(tuple(otherwise), second)), type=self.type
         )
 
     def condition(self) -> tuple[Atom, dict[str, Facts]]:
@@ -233,7 +233,7 @@ class Author:
             return first, facts
         with self.builder.block() as then:
             second, facts = self.question(facts)
-        return self.builder.emit(If(first, branch(then, second), branch([], Scalar(False)))), facts
+        return self.builder.emit(If(first, Block(tuple(then), second), Block((), Scalar(False)))), facts
 
     def question(self, facts: dict[str, Facts]) -> tuple[Atom, dict[str, Facts]]:
         """A `within`, and what is known where it holds."""

@@ -20,6 +20,7 @@ from nnfront import ops
 from nnfront.dims import Dim, Symbol, of_symbol
 from nnfront.ir import (
     Atom,
+    Block,
     Function,
     FunctionBuilder,
     FunctionCall,
@@ -34,7 +35,6 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
-    branch,
 )
 
 STATIC = TensorType((4, 4), "float32")
@@ -271,7 +271,7 @@ class _Body:
                 for _ in range(self.draw(st.integers(0, 2))):
                     unary = self.draw(st.sampled_from([u for u in WIDE_UNARY]))
                     value = unary(builder, value)
-            blocks.append(branch(bindings, value))
+            blocks.append(Block(tuple(bindings), value))
         self.add(builder.emit(If(flags[0], *blocks)), x, y)
 
 

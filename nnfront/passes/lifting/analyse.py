@@ -36,6 +36,7 @@ from nnfront.ir import (
     are_same,
     atoms_of,
     branch_facts,
+    call_sizes,
     map_sizes,
     sizes_of,
 )
@@ -45,7 +46,7 @@ from nnfront.passes.lifting.branches import Branch, general_type
 from nnfront.passes.lifting.dims import KnownDims, definable
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
 from nnfront.passes.lifting.value_graph import Operand, Value, Values, computed_from, resized, with_operands
-from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar
+from nnfront.passes.sizes import SizeMap, map_scalar
 
 
 class Analyzer:
@@ -287,7 +288,7 @@ def instantiate(
 
 def size_map(callee: Function, call: FunctionCall) -> SizeMap:
     """Return the function from the callee's sizes to the caller's."""
-    bound = call_sizes(callee, call.args)
+    bound, _ = call_sizes(callee, [arg.type for arg in call.args])
     return lambda size: substitute(size, bound)
 
 

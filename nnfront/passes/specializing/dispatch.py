@@ -11,6 +11,7 @@ from nnfront.cases.conditions import GENERAL, Case, Causal, ValueCase, Zeros
 from nnfront.dims import as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
+    Block,
     Function,
     FunctionBuilder,
     FunctionCall,
@@ -20,7 +21,6 @@ from nnfront.ir import (
     Scalar,
     ScalarType,
     Var,
-    branch,
     canonical_call,
     substitute_type,
     tensor_type,
@@ -71,7 +71,7 @@ class Dispatch:
             special = self._call(self.variants[index])
         with builder.block() as otherwise:
             rest = self._choose(index + 1)
-        choice = If(condition, branch(then, special), branch(otherwise, rest))
+        choice = If(condition, Block(tuple(then), special), Block(tuple(otherwise), rest))
         return builder.emit(choice, "case", None, self.general.result_type)
 
     def _enter(self, text: str) -> None:
@@ -95,9 +95,7 @@ class Dispatch:
         first = self._within(operands, ranges, f"may_be_case_{index}")
         with builder.block() as then:
             second = self._tensors_hold(tensors, f"{name}_values")
-        with builder.block() as otherwise:
-            pass
-        return builder.emit(If(first, branch(then, second), branch(otherwise, Scalar(False))), name)
+        return builder.emit(If(first, Block(tuple(then), second), Block((), Scalar(False))), name)
 
     def _tensors_hold(self, tensors: Sequence[ValueCase], name: str) -> Var:
         """Emit the question whether tensors have the values of a case."""
