@@ -16,8 +16,8 @@ from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol, bounded_work
-from nnfront.errors import LoadError, LowerError, VerifyError
-from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible, with_canonical_attrs
+from nnfront.errors import LoadError, LowerError
+from nnfront.ir import MAX_DIM_TERMS, IRModule, admissible
 from nnfront.lower import MethodProgram, Program, lower_weights, of_rank, world_of
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.passes import inline
@@ -52,27 +52,17 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
             help="export the model first: nnfront.compile(model.export(spec))",
         )
     backend_of(target)  # one that there is not is said before what is wrong with the module
-    return compile_admitted(_admissible(ir), target)
+    return compile_admitted(admissible(ir), target)
 
 
 def compile_admitted(source: IRModule, target: str) -> Executable:
-    """Compile a module that `check_admissible` has let pass, as `admit` does. Raises LowerError as `compile` does."""
+    """Compile a module that is `admissible`, as what `admit` returns. Raises LowerError as `compile` does."""
     passes = backend_of(target).passes(target)
     with bounded_work(MAX_DIM_TERMS):
         # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
         ir = inline(source, [f.name for f in source.functions if f.kind == "fused" and not f.is_outlined])
         ir = run_steps(ir, passes)
         return Executable(ir, lower(ir, target), source)
-
-
-def _admissible(ir: IRModule) -> IRModule:
-    """The module, if it keeps the rules as it is or with its attributes in canonical form, which text by hand need not have."""
-    try:
-        check_admissible(ir)
-    except VerifyError:
-        ir = with_canonical_attrs(ir)
-        check_admissible(ir)
-    return ir
 
 
 def check(

@@ -3,9 +3,8 @@
 
 Read the files in this order; each imports only from those above it:
 
-    conditions  what a user writes for a dim or an argument, its text, its plain form
+    conditions  what a user writes for a dim or an argument, what that asks of a value, its text, its plain form
     coverage    what cases say about one another
-    values      what a condition asks of a number or a torch tensor
     attributes  the cases in a function's attributes, when its dims and arguments change
 
 `nnfront.passes.special_cases` makes the variants and the choice among them; `nnfront.runtime.cases` counts and explains.

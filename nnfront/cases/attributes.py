@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from nnfront.cases.conditions import Conditions, from_plain, joined, parts_of, to_plain
-from nnfront.cases.values import meets
+from nnfront.cases.conditions import Conditions, from_plain, joined, meets, parts_of, to_plain
 from nnfront.dims import Size, Symbol, as_symbol, of_symbol, parse, substitute
 from nnfront.ir import NO_ATTRS, Atom, Function
 from nnfront.ops.constants import value_of

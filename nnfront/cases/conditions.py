@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from nnfront import dtypes
 from nnfront.dims import Symbol, describe_facts, narrowed
 from nnfront.errors import PassError, nearest
@@ -235,6 +237,28 @@ def _value(owner: str, name: str, type_: Type, condition: Any) -> Value:
         f"{condition!r} is no condition on argument '{name}' of {owner}",
         help="give zeros or causal for a tensor, or a number for a host argument or a tensor without axes",
     )
+
+
+# What a condition asks of a number or a torch tensor.
+
+
+def asked_for(condition: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a condition asks for, with the sizes, dtype and device of `like`."""
+    if not isinstance(condition, Causal):
+        return torch.full_like(like, 0 if isinstance(condition, Zeros) else condition)
+    full = torch.full_like(like, like.dtype == torch.bool or condition.hidden)
+    return full.tril() if like.dtype == torch.bool else full.triu(1)
+
+
+def meets(value: Any, condition: Any) -> bool:
+    """Whether the value of a dim or an argument is what one condition asks for."""
+    if isinstance(value, torch.Tensor):
+        return bool((value == asked_for(condition, value)).all())
+    bounds = dim_bounds(condition)
+    if bounds is None or isinstance(condition, int):
+        return bool(value == condition)
+    low, high, step = bounds
+    return bool(low <= value and (high is None or value <= high) and value % step == 0)
 
 
 # Text, and the plain form.

@@ -15,7 +15,7 @@ Read the files in this order; each imports only from those above it:
     module    `Function` and `IRModule`    builder  make a function
     callgraph which functions call which     weight_layout  how a kernel wants weights to be stored
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
-    facts     what branches know of dims   canonical  attributes as ops store them
+    facts     what branches know of dims
     verify    the rules that IR keeps, with `verifier_view`, `rules_form`, `rules_types`, `rules_state`
     untrusted_text  IR for other machines, and from them: parsed, verified and of bounded size (`budget`)
 """
@@ -23,7 +23,6 @@ Read the files in this order; each imports only from those above it:
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names
 from nnfront.ir.callgraph import callees_first, given_to_ops, reached
-from nnfront.ir.canonical import with_canonical_attrs
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -83,7 +82,7 @@ from nnfront.ir.types import (
     sizes_of,
     type_symbols,
 )
-from nnfront.ir.untrusted_text import admit, check_admissible, release
+from nnfront.ir.untrusted_text import admissible, admit, release
 from nnfront.ir.verify import verify, violations
 from nnfront.ir.visit import Mutator, are_same, map_expr, no_block, substitute_atoms, used_vars
 from nnfront.ir.walk import (
@@ -147,6 +146,7 @@ __all__ = [
     "Type",
     "Var",
     "WeightLayout",
+    "admissible",
     "admit",
     "are_same",
     "atoms_of",
@@ -156,7 +156,6 @@ __all__ = [
     "call_type",
     "callees_first",
     "canonical_call",
-    "check_admissible",
     "dims_in",
     "facts_where",
     "first_difference",
@@ -195,5 +194,4 @@ __all__ = [
     "violations",
     "walk_bindings",
     "walk_exprs",
-    "with_canonical_attrs",
 ]

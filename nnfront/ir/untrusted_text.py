@@ -2,7 +2,7 @@
 """IR between machines: `release` writes it, `admit` turns text from outside into IR that may be compiled.
 
 What is admitted is parsed, verified, and of a size that compiling can handle (`budget`). `nnfront.compile` admits what it is given in the
-same way: text that a user parses is no other.
+same way (`admissible`): text that a user parses is no other.
 
 Text of a kilobyte can stand for more work than a machine has: a function that calls another twice, which calls a third
 twice, and so on for forty functions. What a model needs is far from the limits here.
@@ -11,14 +11,16 @@ twice, and so on for forty functions. What a model needs is far from the limits 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from nnfront.errors import VerifyError
+from nnfront.errors import NnfrontError, VerifyError
+from nnfront.ir.attributes import RULE_ERRORS
 from nnfront.ir.budget import MAX_BINDINGS, MAX_DEPTH
 from nnfront.ir.callgraph import callees_first
-from nnfront.ir.expr import Binding, Block, If
+from nnfront.ir.expr import Binding, Block, Call, If, canonical_call
 from nnfront.ir.module import IRModule
 from nnfront.ir.parser import parse
 from nnfront.ir.types import TupleType
@@ -39,6 +41,30 @@ def check_admissible(module: IRModule) -> None:
     verify(module)
     _check_attributes(module)
     _check_size(module)
+
+
+def admissible(module: IRModule) -> IRModule:
+    """Return the module if `check_admissible` lets it pass as it is, or with its attributes as ops store them: by hand one writes `axis=-1`, and out what has a default.
+
+    Raises VerifyError as `check_admissible` does.
+    """
+    try:
+        check_admissible(module)
+    except VerifyError:
+        module = module.with_functions(_Canonical().function(function) for function in module.functions)
+        check_admissible(module)
+    return module
+
+
+class _Canonical(Mutator):
+    """Gives attributes the form in which their ops store them; those that an op cannot take stay as they are."""
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        call = binding.value
+        if isinstance(call, Call):
+            with suppress(NnfrontError, *RULE_ERRORS):
+                binding = binding.with_value(canonical_call(call.op, call.args, call.attrs))
+        return super().binding(binding)
 
 
 def release(module: IRModule) -> str:

@@ -270,6 +270,19 @@ class Block:
             made.update(instruction.outputs)
         yield from (i for i in self.results if i not in made)
 
+    @property
+    def first_result(self) -> int:
+        """The index of the first of the instructions at the end that do nothing but compute results.
+
+        They run outside of torch's inference mode, so that a caller may write to what they make. Other results are copied.
+        """
+        count, results = len(self.instructions), set(self.results)
+        for run in reversed(self.instructions):
+            if not (isinstance(run, Run) and run.is_pure and not results.isdisjoint(run.outputs)):
+                break
+            count -= 1
+        return count
+
     def walk(self) -> Iterator[Instruction]:
         """Yield every instruction, those of branches after the branch."""
         for instruction in self.instructions:

@@ -16,7 +16,6 @@ from nnfront.dims import Size
 from nnfront.ir import Constant, ScalarType, ShapeType, StateLayerType, TensorType, TupleType, Type
 from nnfront.lower.instructions import Block, Branch, Match, Run
 from nnfront.lower.program import MethodProgram
-from nnfront.lower.results import first_result
 from nnfront.memory.allocations import Footprints, Opaque, Operand
 from nnfront.memory.concrete_sizes import Extents
 from nnfront.memory.layout import Layer, Layout, contiguous
@@ -68,7 +67,7 @@ class Lifetimes:
         # Slots whose memory the session holds: weights, constants, what was computed at load, and views of these.
         self._sessions = {i for i, slot in enumerate(method.slots) if slot.kind in ("weight", "constant")}
         self._setup()
-        body, first = method.body, first_result(method.body)
+        body, first = method.body, method.body.first_result
         self._block(Block(body.instructions[:first]))
         own = len(self.pieces)
         self._block(Block(body.instructions[first:]))

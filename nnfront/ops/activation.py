@@ -8,7 +8,16 @@ from torch.nn import functional as F
 
 from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import broadcast_operands, require, require_float, require_number, require_same, wide
+from nnfront.ops.rules import (
+    broadcast_operands,
+    positional,
+    require,
+    require_alike,
+    require_float,
+    require_number,
+    require_same,
+    wide,
+)
 
 _FLOATS = "both operands are floats, where the reference would convert"
 
@@ -62,15 +71,10 @@ def softplus(x: TensorType, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     return _activation(x)
 
 
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=positional(F.leaky_relu))
 def leaky_relu(x: TensorType, alpha: float = 0.01) -> TensorType:
     """x where it is positive, alpha x elsewhere."""
     return _activation(x)
-
-
-@leaky_relu.reference
-def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    return F.leaky_relu(x, alpha)
 
 
 @op(dtype_policy="follow", reference=F.elu)
@@ -83,9 +87,7 @@ def elu(x: TensorType, alpha: float = 1.0) -> TensorType:
 def prelu(x: TensorType, alpha: TensorType) -> TensorType:
     """x where it is positive, alpha x elsewhere; alpha [1], or [channels] for the channels on axis 1 of x."""
     require_float(x)
-    require(
-        alpha.dtype == x.dtype, "alpha is {}, x is {}", alpha.dtype, x.dtype, help="cast with astype first"
-    )
+    require_alike(alpha=alpha, x=x)
     require(alpha.ndim == 1, "alpha must have one axis, got {}", alpha.ndim)
     size = alpha.shape[0]
     if not (isinstance(size, int) and size == 1):

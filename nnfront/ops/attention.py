@@ -21,6 +21,7 @@ from nnfront.ops.rules import (
     Number,
     Whole,
     require,
+    require_alike,
     require_float,
     require_same,
     wide,
@@ -34,14 +35,7 @@ def _check(q: TensorType, k: TensorType, v: TensorType) -> TensorType:
     """Check query, key and value [batch, seq, heads, head_size] and return the type of what attention gives."""
     for name, x in (("query", q), ("key", k), ("value", v)):
         require(x.ndim == 4, "{} must be [batch, seq, heads, head_size], got {} axes", name, x.ndim)
-        require(
-            x.dtype == q.dtype,
-            "query is {}, {} is {}",
-            q.dtype,
-            name,
-            x.dtype,
-            help="cast one of them with astype",
-        )
+    require_alike(query=q, key=k, value=v)
     require_float(q, "query")
     (batch, seq, heads, size), (k_batch, k_seq, k_heads, k_size), (v_batch, v_seq, v_heads, v_size) = (
         q.shape,

@@ -17,7 +17,7 @@ from nnfront.dims import Size, divides, floordiv, less, product
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import integer, require, require_float, require_same, wide
+from nnfront.ops.rules import integer, require, require_alike, require_float, require_same, wide
 
 Amount: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = int | str | Sequence[int | Sequence[int]]
@@ -91,16 +91,7 @@ def _check(x: TensorType, weight: TensorType, bias: TensorType | None, count: in
     """Check what all convolutions share: axes and dtypes."""
     require_float(x)
     require(x.ndim == count + 2, "x must have {} axes, got {}", count + 2, x.ndim)
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None:
-            require(
-                tensor.dtype == x.dtype,
-                "x is {}, {} is {}",
-                x.dtype,
-                name,
-                tensor.dtype,
-                help="cast with astype",
-            )
+    require_alike(x=x, weight=weight, bias=bias)
     for size in (*x.shape[1:], *weight.shape):
         require(not (isinstance(size, int) and size == 0), "only the batch may be empty")
 

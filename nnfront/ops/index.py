@@ -10,7 +10,16 @@ import torch
 from nnfront.dims import Dim, Size, less_equal
 from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, NO_AXIS, Axis, integer, require, require_integer, require_same
+from nnfront.ops.rules import (
+    FLOAT8,
+    NO_AXIS,
+    Axis,
+    integer,
+    require,
+    require_alike,
+    require_integer,
+    require_same,
+)
 
 
 @op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="result")
@@ -71,9 +80,7 @@ def _(x: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
 
 def _check_scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: int) -> TensorType:
     _check_positions(x, indices, axis)
-    require(
-        updates.dtype == x.dtype, "updates are {}, x is {}", updates.dtype, x.dtype, help="cast with astype"
-    )
+    require_alike(updates=updates, x=x)
     require(updates.ndim == indices.ndim, "updates has {} axes, indices has {}", updates.ndim, indices.ndim)
     for mine, its in zip(updates.shape, indices.shape, strict=True):
         require_same(mine, its, "updates and indices differ: {} and {}")

@@ -135,6 +135,15 @@ def broadcast_operands(a: OperandType, b: OperandType) -> tuple[Shape, str]:
     return shape, dtype
 
 
+def require_alike(**tensors: TensorType | None) -> None:
+    """Raise InferError unless tensors, as far as there are any, have the dtype of the first."""
+    (first, x), *others = tensors.items()
+    for name, other in others:
+        if x is not None and other is not None and other.dtype != x.dtype:
+            what = f"{first} is {x.dtype}, {name} is {other.dtype}"
+            raise InferError(what, help="cast one of them with astype")
+
+
 def require_float(x: TensorType, name: str = "x") -> None:
     """Raise InferError unless `x` holds floating-point numbers that can be computed with."""
     if x.dtype not in _FLOATS:
@@ -240,6 +249,15 @@ def require_not_negative(shape: Shape) -> Shape:
         if isinstance(size, int) and size < 0:
             raise InferError(f"size {size} is negative")
     return shape
+
+
+def positional(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a torch function as a reference of an op with one attribute, which torch calls otherwise."""
+
+    def apply(x: torch.Tensor, **attrs: Any) -> torch.Tensor:
+        return function(x, *attrs.values())
+
+    return apply
 
 
 def as_tensor(value: Any, like: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ from nnfront.ops.rules import (
     axes_of,
     axis_of,
     differ_help,
+    positional,
     require,
     require_not_negative,
     require_same,
@@ -101,7 +102,7 @@ def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
     return (*before, left, *after)
 
 
-@op(view="always", moves=True, scratch=False, dtype_policy="follow")
+@op(view="always", moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.permute))
 def permute_dims(x: TensorType, axes: Sequence[int] | None = None) -> TensorType:
     """Reorder axes: axis i of the result is axis axes[i] of x; None reverses them."""
     order = axes if axes is not None else range(x.ndim - 1, -1, -1)
@@ -115,11 +116,6 @@ def _(x: TensorType, axes: Any = None) -> dict[str, Any]:
     order = axes_of(axes, x.ndim, "axes")
     require(len(order) == x.ndim, "axes {} do not name each of {} axes once", order, x.ndim)
     return {"axes": order}
-
-
-@permute_dims.reference
-def _(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-    return torch.permute(x, tuple(axes))
 
 
 @op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow", reference=torch.unsqueeze)
@@ -162,7 +158,7 @@ def _(x: TensorType, axis: Any = -1) -> dict[str, Any]:
     return {"axis": tuple(sorted(axes_of(axis, x.ndim)))}
 
 
-@op(view="always", moves=True, scratch=False, dtype_policy="follow")
+@op(view="always", moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.broadcast_to))
 def broadcast_to(x: TensorType, shape: NewShape) -> TensorType:
     """Repeat axes of size 1, and new axes in front, to `shape`."""
     assert isinstance(shape, tuple)
@@ -171,11 +167,6 @@ def broadcast_to(x: TensorType, shape: NewShape) -> TensorType:
         if not (isinstance(mine, int) and mine == 1):
             require_same(mine, wanted, "size {} does not broadcast to {}")
     return TensorType(shape, x.dtype)
-
-
-@broadcast_to.reference
-def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return torch.broadcast_to(x, tuple(shape))
 
 
 Count: TypeAlias = Annotated[Size, lambda count, *_: require_not_negative((to_size(count),))[0]]
@@ -194,7 +185,7 @@ def _(x: torch.Tensor, repeats: int, axis: int | None) -> torch.Tensor:
     return torch.repeat_interleave(x.reshape(-1) if axis is None else x, repeats, 0 if axis is None else axis)
 
 
-@op(moves=True, scratch=False, dtype_policy="follow")
+@op(moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.tile))
 def tile(x: TensorType, repeats: NewShape) -> TensorType:
     """Lay copies of x side by side, repeats[i] of them along axis i counted from the last: a b becomes a b a b."""
     assert isinstance(repeats, tuple)
@@ -204,12 +195,7 @@ def tile(x: TensorType, repeats: NewShape) -> TensorType:
     return TensorType(tuple([size * count for size, count in zip(shape, counts, strict=True)]), x.dtype)
 
 
-@tile.reference
-def _(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
-    return torch.tile(x, tuple(repeats))
-
-
-@op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="follow")
+@op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.flip))
 def flip(x: TensorType, axis: int | Sequence[int] | None = None) -> TensorType:
     """Reverse the order along axes; None reverses all."""
     require(not x.dtype.startswith("float8"), "{} cannot be flipped", x.dtype, help="cast with astype first")
@@ -219,11 +205,6 @@ def flip(x: TensorType, axis: int | Sequence[int] | None = None) -> TensorType:
 @flip.normalize
 def _(x: TensorType, axis: Any = None) -> dict[str, Any]:
     return {"axis": tuple(range(x.ndim)) if axis is None else tuple(sorted(axes_of(axis, x.ndim)))}
-
-
-@flip.reference
-def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
-    return torch.flip(x, tuple(axis))
 
 
 @op(stricter=NO_AXIS, view="by strides", scratch=False, dtype_policy="given")

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from nnfront.cases.conditions import GENERAL, condition_text, from_plain, parts_of
-from nnfront.cases.values import asked_for, meets
+from nnfront.cases.conditions import GENERAL, asked_for, condition_text, from_plain, meets, parts_of
 from nnfront.dims import evaluate, parse
 from nnfront.lower import MethodProgram, Run
 from nnfront.runtime.dispatch_tree import ENTER, entered

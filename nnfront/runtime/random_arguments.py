@@ -11,8 +11,7 @@ import torch
 
 from nnfront.backends.device import on_device
 from nnfront.backends.registry import device_of
-from nnfront.cases.conditions import dim_bounds, from_plain, parts_of
-from nnfront.cases.values import asked_for, meets
+from nnfront.cases.conditions import asked_for, dim_bounds, from_plain, meets, parts_of
 from nnfront.dims import Dim, Size, Symbol, evaluate, narrowed, parse
 from nnfront.errors import RunError
 from nnfront.lower import (

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from nnfront.lower import Block, MethodProgram, Structure
-from nnfront.lower.results import first_result
 from nnfront.runtime.execute import Frame
 
 
@@ -18,7 +17,7 @@ def split_results(body: Block) -> tuple[Block, Block]:
 
     Nobody may write to a tensor that was made in inference mode, and a caller may want to. So these run outside of it.
     """
-    first = first_result(body)
+    first = body.first_result
     return Block(body.instructions[:first], (), body.sizes), Block(body.instructions[first:])
 
 

@@ -230,7 +230,7 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.gather, [t(2, 3), t(2, dtype=I64)], {}, "x has 2 axes, indices has 1"),
     (ops.gather, [t(2, dtype=F8), t(2, dtype=I64)], {}, "float8_e5m2 cannot be indexed so"),
     (ops.gather, [t(2, 3), t(N, 3, dtype=I64)], {}, "nothing says that indices fit on axis 0: n positions, size 2"),
-    (ops.scatter, [t(2), t(2, dtype=I64), t(2, dtype=F16)], {}, "updates are float16, x is float32"),
+    (ops.scatter, [t(2), t(2, dtype=I64), t(2, dtype=F16)], {}, "updates is float16, x is float32"),
     (ops.scatter, [t(2), t(2, dtype=I64), t(2, 2)], {}, "updates has 2 axes, indices has 1"),
     (ops.scatter_add, [t(2), t(2, dtype=I64), t(3)], {}, "updates and indices differ: 3 and 2"),
     (ops.triu, [t(2)], {}, "x must have at least two axes, got 1"),
