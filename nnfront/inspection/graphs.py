@@ -15,7 +15,7 @@ folded has no circles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from nnfront.ir import (
@@ -77,14 +77,15 @@ class _Graph:
 
     def data(self) -> dict[str, Any]:
         function = self.function
-        placed = [(self._input(param.name, param.role, param), ()) for param in function.inputs]
-        tree: Tree = [number for number, _ in placed]
+        tree: Tree = []
+        for param in function.inputs:
+            tree.append(self._add(param.role, "state" if param.role == "state" else "input", param, ()))
         tree += _grouped(list(self._bindings(function.bindings)), ())
         results = [function.result]
         last = function.bindings[-1] if function.bindings else None
         if last is not None and last.var is function.result and isinstance(last.value, Tuple):
             results = list(last.value.fields)
-        tree.append(self._add(None, "result", "result", "result", self._type(function.result_type), results))
+        tree.append(self._add("result", "result", Var("result", function.result_type), results))
         return {
             "kind": function.kind,
             "dims": [
@@ -96,12 +97,6 @@ class _Graph:
             "nodes": self.nodes,
             "tree": tree,
         }
-
-    def _input(self, name: str, role: str, var: Var) -> int:
-        kind = "state" if role == "state" else "input"
-        number = self._add(None, role, kind, name, self._type(var.type), ())
-        self.makers[id(var)] = number
-        return number
 
     def _bindings(self, bindings: Sequence[Binding]) -> Iterator[tuple[Any, tuple[str, ...]]]:
         """Yield what stands in the tree for each binding, and the module that it is of as its path."""
@@ -130,7 +125,7 @@ class _Graph:
         for label, block in (("then", value.then), ("else", value.otherwise)):
             of.append({"label": label, "module": _module(binding), "of": _grouped(list(self._bindings(block.bindings)), ())})  # fmt: skip
         atoms = [value.condition, value.then.result, value.otherwise.result]
-        of.append(self._add(binding, "if", "if", binding.var.name, self._type(binding.var.type), atoms))
+        of.append(self._add("if", "if", binding.var, atoms, binding=binding))
         condition = value.condition.name if isinstance(value.condition, Var) else "a constant"
         return {"label": f"if {condition}", "module": _module(binding), "of": of}
 
@@ -141,49 +136,45 @@ class _Graph:
         return f"({', '.join(repeats([self.printer.type(field) for field in type.fields]))})"
 
     def _call(self, binding: Binding) -> int:
-        value, type = binding.value, self._type(binding.var.type)
+        value, attrs = binding.value, list[str]()
         match value:
             case Call():
                 atoms = [atom for atom in value.args if atom is not None]
-                attrs = self.printer.attr_list(value.attrs)
-                return self._add(binding, value.op.name, _kind(value.op, atoms), binding.var.name, type, atoms, attrs)  # fmt: skip
+                op, kind, attrs = value.op.name, _kind(value.op, atoms), self.printer.attr_list(value.attrs)
             case FunctionCall():
-                number = self._add(binding, value.function, "call", binding.var.name, type, value.args)
-                self.nodes[number]["call"] = value.function
-                return number
+                op, kind, atoms = value.function, "call", list(value.args)
             case Tuple():
-                return self._add(binding, "tuple", "view", binding.var.name, type, value.fields)
+                op, kind, atoms = "tuple", "view", list(value.fields)
             case MatchShape():
-                return self._add(binding, "match_shape", "view", binding.var.name, type, [value.value])
+                op, kind, atoms = "match_shape", "view", [value.value]
             case _:
-                return self._add(binding, "constant", "view", binding.var.name, type, ())
+                op, kind, atoms = "constant", "view", []
+        return self._add(op, kind, binding.var, atoms, attrs, binding)
 
     def _add(
         self,
-        binding: Binding | None,
         op: str,
         kind: str,
-        name: str,
-        type: str,
-        atoms: Iterable[Atom],
+        var: Var,
+        atoms: Sequence[Atom],
         attrs: Sequence[str] = (),
+        binding: Binding | None = None,
     ) -> int:
-        found = list(atoms)
+        """Add the node that makes a variable; return its number."""
         node: Node = {
             "op": op,
             "kind": kind,
-            "name": name,
-            "type": type,
-            "in": list(dict.fromkeys(self.makers[id(atom)] for atom in found if id(atom) in self.makers)),
-            "attrs": [*(text for atom in found if (text := self._literal(atom))), *attrs],
-            "weights": [self.weights[id(atom)] for atom in found if id(atom) in self.weights],
+            "name": var.name,
+            "type": self._type(var.type),
+            "in": list(dict.fromkeys(self.makers[id(atom)] for atom in atoms if id(atom) in self.makers)),
+            "attrs": [*(text for atom in atoms if (text := self._literal(atom))), *attrs],
+            "weights": [self.weights[id(atom)] for atom in atoms if id(atom) in self.weights],
+            "call": op if kind == "call" else "",
             "module": _module(binding),
+            "at": None if binding is None else self.lines.number(binding.provenance),
         }
-        if binding is not None and (at := self.lines.number(binding.provenance)) is not None:
-            node["at"] = at
-        self.nodes.append({key: value for key, value in node.items() if value not in ("", [])})
-        if binding is not None:
-            self.makers[id(binding.var)] = len(self.nodes) - 1
+        self.nodes.append({key: value for key, value in node.items() if value not in ("", [], None)})
+        self.makers[id(var)] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
     def _literal(self, atom: Atom) -> str:

@@ -8,6 +8,7 @@ Read the files in this order; each imports only from those above it:
     expr      expressions and bindings
     interfaces  what functions and modules show to those who print and compare them
     walk      iterate over bindings        infer    the type of an expression
+    value_numbering  keys of what is the same
     visit     rewrite
     function_dims  the dims of a function       literals names and numbers as text
     printer   IR -> text, and the grammar, with `print_types`

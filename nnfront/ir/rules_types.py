@@ -13,6 +13,7 @@ from nnfront.ir.facts import NO_FACTS, Facts, infer_within
 from nnfront.ir.infer import substitute_type, without_sizes
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
+from nnfront.ir.value_numbering import attr_key
 from nnfront.ir.verifier_view import Body, Rule, Scope, Step
 
 
@@ -118,7 +119,7 @@ def v17_attributes_are_canonical(body: Body) -> Iterator[VerifyError]:
         except RULE_ERRORS as error:
             yield body.error(f"V17: {call.op.name} cannot take these attributes: {error}", binding)
             continue
-        if body.attrs_key(canonical) != body.attrs_key(call.attrs):
+        if attr_key(canonical) != attr_key(call.attrs):
             stored, expected = TypePrinter(()).attrs(call.attrs), TypePrinter(()).attrs(canonical)
             yield body.error(
                 f"V17: the attributes of {call.op.name} are not canonical",

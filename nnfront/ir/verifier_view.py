@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, get_args
 
 from nnfront.dims import Dim
 from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape
 from nnfront.ir.facts import NO_FACTS, Facts, branch_facts
 from nnfront.ir.types import Type
+from nnfront.ir.value_numbering import expr_key
 from nnfront.ir.walk import atoms_of, sizes_in_atoms, sizes_in_attrs
 
 if TYPE_CHECKING:
@@ -93,24 +94,9 @@ class Body:
         """For each of `calls` what its type depends on: equal keys, equal types."""
         interned = self.interned
         return [
-            (
-                call.op.name,
-                tuple([None if arg is None else id(interned(arg.type)) for arg in call.args]),
-                self.attrs_key(call.attrs) if call.attrs else (),
-            )
+            expr_key(call, [None if arg is None else id(interned(arg.type)) for arg in call.args])
             for _, call in self.calls
         ]
-
-    def attrs_key(self, attrs: Mapping[str, Any]) -> Hashable:
-        """Return a key for attributes that tells 1 from True and from 1.0."""
-        return frozenset([(name, self._value_key(value)) for name, value in attrs.items()])
-
-    def _value_key(self, value: Any) -> Hashable:
-        if isinstance(value, tuple):
-            return tuple([self._value_key(item) for item in value])
-        if isinstance(value, int | float):
-            return (type(value), repr(value))
-        return self.interned(value) if isinstance(value, _TYPES) else value
 
     @cached_property
     def defines_dims(self) -> bool:

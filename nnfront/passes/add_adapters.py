@@ -29,7 +29,7 @@ raises:  PassError for a weight that is read by more than products.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar, cast
 
@@ -111,11 +111,8 @@ class _Adding:
             name, rank, is_transposed = weight.name, ranks[weight.name], weight.name in turned
             shape, dtype = tensor_type(weight).shape, tensor_type(weight).dtype
             outputs, inputs = reversed(shape) if is_transposed else shape
-            a, b = (
-                Param(f"{name}.{end}", TensorType((count, *shape), dtype), "weight")
-                for end, shape in (("lora_a", (rank, inputs)), ("lora_b", (outputs, rank)))
-            )
-            given[i] = _LowRank(a, b, name, is_transposed)
+            types = (TensorType((count, *sizes), dtype) for sizes in ((rank, inputs), (outputs, rank)))
+            given[i] = _LowRank(*_matrices(name, types), name, is_transposed)
         return _Body(method, self, rows[0], given).rewritten()
 
     def private(self, name: str, given: Mapping[int, _LowRank], batch: Symbol) -> str:
@@ -124,15 +121,17 @@ class _Adding:
         if key not in self.made:
             function, own = self.ir[name], {}
             for i, each in given.items():
-                weight = function.params[i].name
-                a, b = (
-                    Param(f"{weight}.{end}", type, "weight")
-                    for end, type in zip(("lora_a", "lora_b"), each.types, strict=True)
-                )
+                a, b = _matrices(function.params[i].name, each.types)
                 own[i] = replace(each, a=a, b=b)
             new = _Body(function, self, of_symbol(batch), own).rewritten()
             self.made[key] = new.with_(name=self.names.unique(name))
         return self.made[key].name
+
+
+def _matrices(weight: str, types: Iterable[TensorType]) -> tuple[Param, Param]:
+    """The matrices of the adapters of a weight, new weights."""
+    a, b = types
+    return Param(f"{weight}.lora_a", a, "weight"), Param(f"{weight}.lora_b", b, "weight")
 
 
 def _extended(

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from nnfront.ir import Binding, Block, If, IRModule, Mutator, Var, atoms_of
+from nnfront.ir import Binding, If, IRModule, Mutator, Var, atoms_of
+from nnfront.ir.value_numbering import atom_key, expr_key
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions, is_pure
-from nnfront.passes.value_numbering import atom_key, expr_key
 
 
 @module_pass()
@@ -37,21 +37,12 @@ def eliminate_common_subexpressions(ir: IRModule) -> IRModule:
 
 
 class _Sharing(Mutator):
-    """Rewrites one function; `seen` are the values in scope, by key, and `own` the keys of the block's own."""
+    """Rewrites one function; `seen` are the values in scope, by key."""
 
     def __init__(self, impure: set[str]) -> None:
-        super().__init__()
-        self.impure = impure
         self.seen: dict[Hashable, Var] = {}
-        self.own: list[Hashable] = []
-
-    def block(self, block: Block) -> Block:
-        outer, self.own = self.own, []
-        new = super().block(block)
-        for key in self.own:
-            del self.seen[key]
-        self.own = outer
-        return new
+        super().__init__(self.seen)
+        self.impure = impure
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
@@ -63,5 +54,4 @@ class _Sharing(Mutator):
                 return ()
             if first is None and key is not None:
                 self.seen[key] = binding.var
-                self.own.append(key)
         return (binding.with_value(value),)

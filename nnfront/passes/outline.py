@@ -67,10 +67,10 @@ from nnfront.ir import (
     variables_of,
     walk_exprs,
 )
+from nnfront.ir.value_numbering import atom_key, attr_key, expr_key
 from nnfront.passes.base import module_pass
 from nnfront.passes.patterns import Match, Pattern, matches
 from nnfront.passes.regions import PATTERNS
-from nnfront.passes.value_numbering import atom_key, attr_key, expr_key
 
 
 @module_pass()

@@ -50,13 +50,6 @@ def resize_expr(expr: Expr, size: SizeMap) -> Expr:
     return expr
 
 
-def recanonical(expr: Expr) -> Expr:
-    """Return a call with its attributes in canonical form, which may depend on the sizes of its operands."""
-    if not isinstance(expr, Call) or not expr.attrs:
-        return expr
-    return canonical_call(expr.op, expr.args, expr.attrs)
-
-
 def resize(
     function: Function,
     size: SizeMap,
@@ -128,7 +121,9 @@ class Resizer(Knowing):
                 return block.bindings
         value = self.expr(value)
         if self.size is not None:
-            value = recanonical(resize_expr(value, self.size))
+            value = resize_expr(value, self.size)
+            if isinstance(value, Call) and value.attrs:  # whose form may depend on the sizes of operands
+                value = canonical_call(value.op, value.args, value.attrs)
             type = (
                 map_sizes(type, self.size)
                 if isinstance(value, If)

@@ -13,9 +13,9 @@ from collections.abc import Hashable, Sequence
 from nnfront.dims import Size, substitute
 from nnfront.errors import InferError
 from nnfront.ir import Expr, Facts, MatchShape, Type, Var, infer
+from nnfront.ir.value_numbering import atom_key, expr_key
 from nnfront.passes.lifting.value_graph import Operand, Value, Values, resized, with_operands
 from nnfront.passes.sizes import map_scalar
-from nnfront.passes.value_numbering import atom_key, expr_key
 
 
 class Branch:

@@ -7,7 +7,7 @@ get a clone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,7 +19,6 @@ from nnfront.ir import (
     Expr,
     Function,
     FunctionCall,
-    Mutator,
     Names,
     Param,
     Role,
@@ -36,6 +35,7 @@ from nnfront.passes.lifting.analyse import Analyzer, size_map
 from nnfront.passes.lifting.dims import definable, matched
 from nnfront.passes.lifting.scope import Scope, Site, is_number
 from nnfront.passes.lifting.value_graph import Value
+from nnfront.passes.sizes import Resizer
 
 StandIn: TypeAlias = Callable[[Value], Var]
 
@@ -227,19 +227,4 @@ def renamed(body: Block, taken: Iterable[str]) -> Block:
     if not any(var.name in reserved for var in bound):
         return body
     names = Names([*reserved, *(var.name for var in bound)])
-    fresh = {var: Var(names.unique(var.name), var.type) for var in bound if var.name in reserved}
-    return _Renaming(fresh).block(body)
-
-
-class _Renaming(Mutator):
-    def __init__(self, fresh: Mapping[Var, Var]) -> None:
-        super().__init__()
-        self.replaced.update(fresh)
-
-    def binding(self, binding: Binding) -> Sequence[Binding]:
-        value = self.expr(binding.value)
-        var = self.replaced.get(binding.var, binding.var)
-        if value is binding.value and var is binding.var:
-            return (binding,)
-        assert isinstance(var, Var)
-        return (Binding(var, value, binding.provenance),)
+    return Resizer(None, {}, lambda name: names.unique(name) if name in reserved else name).block(body)

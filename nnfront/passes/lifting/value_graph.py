@@ -27,8 +27,8 @@ from nnfront.ir import (
     no_block,
     reachable,
 )
+from nnfront.ir.value_numbering import atom_key, expr_key
 from nnfront.passes.sizes import SizeMap, map_scalar, resize_expr
-from nnfront.passes.value_numbering import atom_key, expr_key
 
 
 @dataclass(slots=True, eq=False)

@@ -104,21 +104,18 @@ class _Method:
         self.function, self.aliases, self.found = function, aliases, found
         self.values = weight_values(function)
         self.made = {b.var: b for b in walk_bindings(function.bindings)}
+        self.calls = {var: b.value for var, b in self.made.items() if isinstance(b.value, Call)}
         self.declared = set(function.attrs.get("derived", ()))
-        choices = [b for b in self.made.values() if isinstance(b.value, Call) and b.value.op in CHOOSING]
-        self.chosen_by = self._products_behind(var for b in choices for var in variables_of(b.value))
+        choices = [call for call in self.calls.values() if call.op in CHOOSING]
+        self.chosen_by = self._products_behind(var for call in choices for var in variables_of(call))
         self.last = self._products_behind([function.result] if isinstance(function.result, Var) else [])
         self.opened = {
-            part
-            for b in self.made.values()
-            if isinstance(b.value, Call) and b.value.op in DEQUANTIZING
-            for part in self._parts(b.var)
+            part for var, call in self.calls.items() if call.op in DEQUANTIZING for part in self._parts(var)
         }
         self.tables = {
-            b.value.args[0].type.shape[0]
-            for b in self.made.values()
-            if isinstance(b.value, Call) and _is_embedding(b.value) and isinstance(b.value.args[0], Var)
-            if isinstance(b.value.args[0].type, TensorType)
+            tensor_type(call.args[0]).shape[0]
+            for call in self.calls.values()
+            if _is_embedding(call) and isinstance(call.args[0], Var)
         }
 
     def reads(self) -> Iterator[Read]:
@@ -188,10 +185,10 @@ class _Method:
         return var.name if var.name in self.declared else f"{self.function.name}: {var.name}"
 
     def _transposed(self, var: Var) -> Var | None:
-        value = self.made[var].value if var in self.made else None
-        if not isinstance(value, Call) or value.op is not ops.permute_dims or value.attrs["axes"] != (1, 0):
+        call = self.calls.get(var)
+        if call is None or call.op is not ops.permute_dims or call.attrs["axes"] != (1, 0):
             return None
-        return value.args[0] if isinstance(value.args[0], Var) else None
+        return call.args[0] if isinstance(call.args[0], Var) else None
 
     def _params(self, var: Var) -> list[str]:
         """Names of the weights that a value is made of."""
@@ -212,8 +209,7 @@ class _Method:
 
     def _call(self, var: Var) -> Call | None:
         """The call that makes a value, if that is not stored itself."""
-        value = self.made[var].value if var in self.made and var.name not in self.declared else None
-        return value if isinstance(value, Call) else None
+        return None if var.name in self.declared else self.calls.get(var)
 
     def _reads(self, var: Var) -> list[Var]:
         """What a value is made of; nothing of a parameter."""
@@ -223,8 +219,7 @@ class _Method:
         """The products that values are made of, with no other product in between."""
 
         def is_product(var: Var) -> bool:
-            value = self.made[var].value if var in self.made else None
-            return isinstance(value, Call) and (value.op in TAKEN or value.op is ops.attention)
+            return var in self.calls and self.calls[var].op in (*TAKEN, ops.attention)
 
         found = reachable(start, lambda var: [] if is_product(var) else self._reads(var))
         return set(filter(is_product, found))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims import Dim
-from nnfront.ir import Atom, Call, Constant, Expr, FunctionCall, MatchShape, Projection, Scalar, Tuple
+from nnfront.ir.expr import Atom, Call, Constant, Expr, FunctionCall, MatchShape, Projection, Scalar, Tuple
 
 
 def atom_key(atom: Atom | None) -> Hashable:
@@ -47,6 +47,6 @@ def attr_key(value: Any) -> Hashable:
     if isinstance(value, tuple | list):
         return tuple(map(attr_key, value))
     if isinstance(value, Mapping):
-        return tuple((name, attr_key(item)) for name, item in value.items())
+        return frozenset([(name, attr_key(item)) for name, item in value.items()])
     key: Hashable = value
     return key
