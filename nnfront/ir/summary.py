@@ -52,10 +52,7 @@ def _table(heading: Row, rows: Sequence[Row], limit: int, totals: Sequence[Row] 
     if not rows:
         return
     shown = [*([heading] if heading else []), *rows[:limit], *totals]
-    widths = [min(_CELL, max(len(row[i]) for row in shown)) for i in range(len(shown[0]) - 1)]
-    lines = [
-        "  ".join([*map(str.ljust, map(shown_text, row, widths), widths), row[-1]]).rstrip() for row in shown
-    ]
+    lines = columns([[*(shown_text(cell, _CELL) for cell in row[:-1]), row[-1]] for row in shown])
     if len(rows) > limit:
         lines.insert(len(lines) - len(totals), f"... and {len(rows) - limit} more")
     yield from lines

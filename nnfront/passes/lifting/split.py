@@ -27,12 +27,12 @@ from nnfront.ir import (
     Var,
     are_same,
     map_expr,
-    symbols_in,
+    undefined_symbols,
     walk_bindings,
 )
 from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.analyse import Analyzer, size_map
-from nnfront.passes.lifting.dims import definable, matched
+from nnfront.passes.lifting.dims import definable
 from nnfront.passes.lifting.scope import Scope, Site, is_number
 from nnfront.passes.lifting.value_graph import Value
 from nnfront.passes.sizes import Resizer
@@ -105,7 +105,8 @@ class Splitter:
             new = Function(
                 function.name, tuple(params), body.bindings, body.result, function.kind, function.attrs
             )
-            lost = sorted(undefined(new) & definable(p.type for p in function.params), key=lambda s: s.key)
+            known = definable(p.type for p in function.params)
+            lost = sorted(known.intersection(undefined_symbols(new) or ()), key=lambda s: s.key)
             params += [dim_param(names.unique(s.name), of_symbol(s), "input") for s in lost]
             body = renamed(body, [p.name for p in params])
             name = self._name(function.name)
@@ -213,11 +214,6 @@ class _Rewrite:
 def dim_param(name: str, size: Size, role: Role) -> Param:
     """Return a parameter that brings a dim."""
     return Param(name, ScalarType("int64", size), role)
-
-
-def undefined(function: Function) -> set[Symbol]:
-    """Return the symbols that occur in a function and that neither its parameters nor its matches determine."""
-    return set(symbols_in(function)) - definable(p.type for p in function.params) - set(matched(function))
 
 
 def renamed(body: Block, taken: Iterable[str]) -> Block:

@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute
-from nnfront.ir import Function, TupleType, Type, map_sizes, sizes_of, symbols_in, type_symbols
+from nnfront.ir import Function, TupleType, Type, sizes_of, substitute_type, symbols_in, type_symbols
 from nnfront.passes.lifting.dims import dims_of
 from nnfront.passes.sizes import resize
 
@@ -55,7 +55,7 @@ def _linked(
         taken.update(set(fresh) - settled)
         apart.append(names)
         for place, type in types.items():
-            type = _renamed(type, names)
+            type = substitute_type(type, names)
             pairs.append((type, first.setdefault(place, type)))
     joined = _renaming(pairs)
     return [
@@ -72,7 +72,7 @@ def _weight_types(function: Function, transforms: Mapping[str, Function]) -> dic
         transform = transforms[made_by]
         own = _restating(transform, [function])
         known = {s for s in symbols_in(function) if s.uid}
-        made_of = {("", p.name): _renamed(p.type, own) for p in transform.params}
+        made_of = {("", p.name): substitute_type(p.type, own) for p in transform.params}
         types |= {
             place: type
             for place, type in made_of.items()
@@ -123,10 +123,6 @@ def _renaming(pairs: Iterable[tuple[Type, Type]]) -> Renaming:
                 found = {symbol: substitute(size, names) for symbol, size in found.items()} | names
                 break
     return found
-
-
-def _renamed(type: Type, own: Renaming) -> Type:
-    return map_sizes(type, lambda size: substitute(size, own))
 
 
 def _resized(function: Function, own: Renaming, functions: Mapping[str, Function]) -> Function:

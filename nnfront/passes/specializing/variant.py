@@ -9,7 +9,7 @@ from typing import Any
 from nnfront import ops
 from nnfront.cases.attributes import DECLARED, LISTED
 from nnfront.cases.conditions import Case, Causal, Value, Zeros
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
+from nnfront.dims import Size, Symbol, as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
     Binding,
@@ -24,7 +24,7 @@ from nnfront.ir import (
     Type,
     Var,
     canonical_call,
-    map_sizes,
+    substitute_type,
     undefined_symbols,
 )
 from nnfront.passes.bind_dims import bind_symbols
@@ -55,10 +55,7 @@ def specialised(method: Function, case: Case, name: str, functions: Mapping[str,
 
         return known_value(type, value, emit)
 
-    atoms = {
-        v.name: known(v.name, map_sizes(v.type, lambda size: substitute(size, sizes)), v.values[0])
-        for v in case.values
-    }
+    atoms = {v.name: known(v.name, substitute_type(v.type, sizes), v.values[0]) for v in case.values}
     variant = bind_symbols(general, sizes, functions, atoms)
     variant = variant.with_(bindings=(*first, *variant.bindings))
     # A tensor whose elements are known may be the only one that says what a dim is: then the dim is handed over.
