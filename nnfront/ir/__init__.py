@@ -59,7 +59,8 @@ from nnfront.ir.facts import (
 )
 from nnfront.ir.function_dims import symbols_in
 from nnfront.ir.infer import call_sizes, call_type, infer, join, map_sizes, substitute_type
-from nnfront.ir.module import KINDS, Function, IRModule, Kind
+from nnfront.ir.interfaces import KINDS, Kind
+from nnfront.ir.module import Function, IRModule
 from nnfront.ir.op import OPS, DtypePolicy, Op, op
 from nnfront.ir.operands import Operand, OperandType
 from nnfront.ir.parser import parse, parse_function

@@ -23,7 +23,8 @@ from nnfront.ir.expr import (
     canonical_call,
 )
 from nnfront.ir.infer import infer
-from nnfront.ir.module import Function, Kind
+from nnfront.ir.interfaces import Kind
+from nnfront.ir.module import Function
 from nnfront.ir.op import Op
 from nnfront.ir.types import Type
 from nnfront.ir.walk import walk_bindings

@@ -26,22 +26,22 @@ from nnfront.ir.expr import (
     Var,
 )
 from nnfront.ir.function_dims import symbols_in
-from nnfront.ir.interfaces import FunctionLike, ModuleLike
+from nnfront.ir.interfaces import FunctionData, ModuleLike
 from nnfront.ir.print_types import TypePrinter, dim_text
 from nnfront.ir.types import Type
 
 
-def first_difference(a: FunctionLike | ModuleLike, b: FunctionLike | ModuleLike) -> str | None:
+def first_difference(a: FunctionData | ModuleLike, b: FunctionData | ModuleLike) -> str | None:
     """Return where two functions or two modules differ and how, None if they are equal.
 
     As a path: `prefill.bindings[3] (take_1).attrs['axis']: 0 != 1`.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return _modules(cast(ModuleLike, a), cast(ModuleLike, b))
-    return None if a is b else _functions(cast(FunctionLike, a), cast(FunctionLike, b))
+    return None if a is b else _functions(cast(FunctionData, a), cast(FunctionData, b))
 
 
-def _functions(a: FunctionLike, b: FunctionLike) -> str | None:
+def _functions(a: FunctionData, b: FunctionData) -> str | None:
     difference = _Comparison(a, b).functions(a, b)
     return None if difference is None else a.name + difference
 
@@ -58,12 +58,12 @@ def _modules(a: ModuleLike, b: ModuleLike) -> str | None:
 class _Comparison:
     """One comparison of two functions. Every method returns the first difference as the rest of a path, None for none."""
 
-    def __init__(self, a: FunctionLike, b: FunctionLike) -> None:
+    def __init__(self, a: FunctionData, b: FunctionData) -> None:
         self.dims_a, self.dims_b = symbols_in(a), symbols_in(b)
         self.a, self.b = TypePrinter(self.dims_a), TypePrinter(self.dims_b)
         self.partners: dict[Var, Var] = {}  # what b has in the place of a variable of a
 
-    def functions(self, a: FunctionLike, b: FunctionLike) -> str | None:
+    def functions(self, a: FunctionData, b: FunctionData) -> str | None:
         for what, x, y in (("name", a.name, b.name), ("kind", a.kind, b.kind)):
             if x != y:
                 return f".{what}: {x!r} != {y!r}"

@@ -8,11 +8,11 @@ from typing import Any
 
 from nnfront.dims import Size, Symbol, names, of_symbol, substitute
 from nnfront.ir.expr import Atom, Binding, Call, Constant, If, MatchShape, Scalar
-from nnfront.ir.interfaces import FunctionLike
+from nnfront.ir.interfaces import FunctionData
 from nnfront.ir.walk import atoms_of, dims_in
 
 
-def symbols_in(function: FunctionLike) -> tuple[Symbol, ...]:
+def symbols_in(function: FunctionData) -> tuple[Symbol, ...]:
     """Return every symbol that occurs in a function, those of its parameters first; of equal ones the first, with its facts."""
     items = [*(param.type for param in function.params), *function.attrs.values()]
     _add_items(function.bindings, function.result, items)

@@ -5,25 +5,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
-from nnfront.dims import Symbol
 from nnfront.ir.equal import first_difference
-from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
+from nnfront.ir.expr import NO_ATTRS
+from nnfront.ir.interfaces import FunctionData
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
-from nnfront.ir.types import FunctionType, Type, type_symbols
 from nnfront.ir.walk import functions_of, walk_exprs
-
-# public: callable from outside. private: called by other functions only. transform: runs once, over weights.
-# fused: primitive, made by outlining, may be refined by passes that ask. external: primitive, never touched.
-Kind: TypeAlias = Literal["public", "private", "transform", "fused", "external"]
-KINDS: tuple[Kind, ...] = ("public", "private", "transform", "fused", "external")
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class Function(FunctionData):
     """Parameters, bindings in order, and a result. It owns its dims: names carry the identity across functions.
 
     A function with state parameters returns a tuple: its result, then the written handle of each state parameter in order.
@@ -31,58 +25,10 @@ class Function:
     kernel may run in its place. Text does not have it: what is parsed is what its body says.
     """
 
-    name: str
-    params: tuple[Param, ...]
-    bindings: tuple[Binding, ...]
-    result: Atom
-    kind: Kind = "public"
-    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
-    is_outlined: bool = False
-
-    @property
-    def inputs(self) -> tuple[Param, ...]:
-        """Parameters that a caller gives on each call, states included."""
-        return tuple(p for p in self.params if p.role in ("input", "state"))
-
-    @property
-    def weights(self) -> tuple[Param, ...]:
-        """Parameters that are bound once: checkpoint weights and transformed weights."""
-        return tuple(p for p in self.params if p.role in ("weight", "transformed"))
-
-    @property
-    def states(self) -> tuple[Param, ...]:
-        """Parameters that are handles which the function writes and gives back."""
-        return tuple(p for p in self.params if p.role == "state")
-
-    @property
-    def body(self) -> Block:
-        """Bindings and result as a block."""
-        return Block(self.bindings, self.result)
-
-    @property
-    def result_type(self) -> Type:
-        """Type of the result, written handles included."""
-        return self.result.type
-
-    @property
-    def type(self) -> FunctionType:
-        """Type of the function as a value."""
-        return FunctionType(tuple(p.type for p in self.params), self.result_type)
-
-    @property
-    def is_primitive(self) -> bool:
-        """Whether passes leave it alone unless they ask for primitive functions."""
-        return self.kind in ("fused", "external")
-
     @property
     def callees(self) -> tuple[str, ...]:
         """The functions that it calls, each once, in order."""
         return tuple(dict.fromkeys(name for expr in walk_exprs(self) for name in functions_of(expr)))
-
-    @property
-    def symbols(self) -> tuple[Symbol, ...]:
-        """The dims that the parameters' types name, by first occurrence."""
-        return tuple(dict.fromkeys(symbol for param in self.params for symbol in type_symbols(param.type)))
 
     def with_(self, **changes: Any) -> Function:
         """Return a copy with some fields replaced."""

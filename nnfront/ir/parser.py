@@ -29,8 +29,9 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.interfaces import KINDS, Kind
 from nnfront.ir.literals import CALLS, KEYWORDS, constant_bytes, decode_base64
-from nnfront.ir.module import KINDS, Function, IRModule, Kind
+from nnfront.ir.module import Function, IRModule
 from nnfront.ir.op import OPS
 from nnfront.ir.parse_types import TypeParser
 from nnfront.ir.print_types import type_text

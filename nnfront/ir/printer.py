@@ -71,7 +71,7 @@ from nnfront.ir.expr import (
     Var,
 )
 from nnfront.ir.function_dims import symbols_in
-from nnfront.ir.interfaces import FunctionLike, ModuleLike
+from nnfront.ir.interfaces import FunctionData, ModuleLike
 from nnfront.ir.literals import CALLS, constant_text, escape, name_text, number_text
 from nnfront.ir.print_types import INDENT, WIDTH, TypePrinter, bracketed, dim_text, lines, tuple_parts
 
@@ -85,7 +85,7 @@ def print_module(module: ModuleLike, *, provenance: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def print_function(function: FunctionLike, *, provenance: bool = False) -> str:
+def print_function(function: FunctionData, *, provenance: bool = False) -> str:
     """Return the text form of a function."""
     printer = _Printer(symbols_in(function), provenance)
     return "\n".join(printer.function(function))
@@ -99,7 +99,7 @@ class _Printer(TypePrinter):
         self.provenance = provenance
         self.names: dict[str, str] = {}
 
-    def function(self, function: FunctionLike) -> Iterator[str]:
+    def function(self, function: FunctionData) -> Iterator[str]:
         """Yield the lines of a function."""
         kind = "" if function.kind == "public" else f"{function.kind} "
         dims = ", ".join(dim_text(symbol, name) for symbol, name in self.dims.names.items())

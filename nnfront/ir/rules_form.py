@@ -13,7 +13,7 @@ from nnfront.errors import VerifyError
 from nnfront.ir.attributes import INT64
 from nnfront.ir.budget import MAX_AXES
 from nnfront.ir.expr import ROLES, Binding, Call, Constant, FunctionCall, Scalar, Var
-from nnfront.ir.module import KINDS
+from nnfront.ir.interfaces import KINDS
 from nnfront.ir.types import (
     FunctionType,
     ObjectType,

@@ -15,7 +15,7 @@ from nnfront.dims import determined
 from nnfront.files import shown_text
 from nnfront.ir.expr import Call, Param
 from nnfront.ir.function_dims import DimTexts, symbols_in
-from nnfront.ir.interfaces import FunctionLike, ModuleLike
+from nnfront.ir.interfaces import FunctionData, ModuleLike
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.types import StateType, TensorType, TupleType, Type, sizes_of, type_symbols
 from nnfront.ir.walk import functions_of, walk_exprs
@@ -148,7 +148,7 @@ def _dims(module: ModuleLike) -> list[Row]:
     return rows
 
 
-def _owners(module: ModuleLike) -> list[FunctionLike]:
+def _owners(module: ModuleLike) -> list[FunctionData]:
     """The functions whose weights have the names of the checkpoint."""
     return [function for function in module.functions if function.kind in ("public", "transform")]
 

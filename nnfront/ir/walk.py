@@ -20,7 +20,7 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
-from nnfront.ir.interfaces import FunctionLike
+from nnfront.ir.interfaces import FunctionData
 from nnfront.ir.types import FunctionName, Type, sizes_of, type_symbols
 
 _TYPES = get_args(Type)
@@ -37,12 +37,12 @@ def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
         yield binding
 
 
-def walk_exprs(function: FunctionLike) -> Iterator[Expr]:
+def walk_exprs(function: FunctionData) -> Iterator[Expr]:
     """Yield the expression of every binding in order."""
     return (binding.value for binding in walk_bindings(function.bindings))
 
 
-def undefined_symbols(function: FunctionLike) -> list[Symbol] | None:
+def undefined_symbols(function: FunctionData) -> list[Symbol] | None:
     """Return the dims of the function that a call does not define; None if its body uses a variable that is not its own.
 
     A parameter of size `n` defines n, one of `2*n` too, but one of `n*m` neither.
