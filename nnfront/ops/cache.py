@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType
 from nnfront.ops.layer import LayerLike
@@ -66,18 +67,8 @@ def cache_append(cache: StateLayerType, keys: TensorType, values: TensorType | N
         len(parts),
     )
     for part, buffer in zip(parts, buffers, strict=True):
-        require(
-            part.dtype == buffer.dtype and part.ndim == len(buffer.shape) + 2,
-            "the layer keeps {} as {}[batch, seq, {}], got {} with {} axes",
-            repr(buffer.name),
-            buffer.dtype,
-            ", ".join(map(str, buffer.shape)),
-            part.dtype,
-            part.ndim,
-        )
-        wanted = (cache.batch, keys.shape[1], *buffer.shape)
-        for mine, expected in zip(part.shape, wanted, strict=True):
-            require_same(mine, expected, f"{buffer.name!r} of the layer: {{}} is not {{}}")
+        wanted = TensorType((cache.batch, *keys.shape[1:2], *buffer.shape), buffer.dtype)
+        _require_kept(buffer.name, part, wanted, "batch", "seq")
     return cache
 
 
@@ -85,6 +76,16 @@ def cache_append(cache: StateLayerType, keys: TensorType, values: TensorType | N
 def _(cache: LayerLike, keys: torch.Tensor, values: torch.Tensor | None = None) -> LayerLike:
     cache.append(*(part for part in (keys, values) if part is not None))
     return cache
+
+
+def _require_kept(name: str, value: TensorType, wanted: TensorType, *lead: str) -> None:
+    """Require a tensor to be what a layer keeps under a name; `lead` is what its first axes are called."""
+    axes = ", ".join([*lead, *map(str, wanted.shape[len(lead) :])])
+    if value.dtype != wanted.dtype or value.ndim != wanted.ndim:
+        got = f"{value.dtype} with {value.ndim} axes"
+        raise InferError(f"the layer keeps {name!r} as {wanted.dtype}[{axes}], got {got}")
+    for mine, size in zip(value.shape, wanted.shape, strict=True):
+        require_same(mine, size, f"{name!r} is [{axes}] in the layer: {{}} is not {{}}")
 
 
 def _buffer(cache: StateLayerType, name: str) -> TensorType:
@@ -115,22 +116,7 @@ def _(cache: LayerLike, name: str) -> torch.Tensor:
 @op(is_pure=False, writes="cache", moves=True)
 def cache_write(cache: StateLayerType, value: TensorType, name: str, seq: Length) -> StateLayerType:
     """Keep `value` [batch, *shape] under a name, as it is after `seq` more tokens of each sequence."""
-    expected = _buffer(cache, name)
-    require(
-        value.dtype == expected.dtype and value.ndim == expected.ndim,
-        "the layer keeps {} as {}[{}], the value is {} with {} axes",
-        repr(name),
-        expected.dtype,
-        ", ".join(map(str, expected.shape)),
-        value.dtype,
-        value.ndim,
-    )
-    for mine, wanted in zip(value.shape, expected.shape, strict=True):
-        require_same(
-            mine,
-            wanted,
-            f"{name!r} is [batch, {', '.join(map(str, expected.shape[1:]))}] in the layer: {{}} is not {{}}",
-        )
+    _require_kept(name, value, _buffer(cache, name), "batch")
     return cache
 
 

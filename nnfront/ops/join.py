@@ -106,20 +106,19 @@ def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: Axis
     )
 
 
+def _require_parts(x: TensorType, axis: int, parts: int, help: str) -> None:
+    """Require an axis to divide into so many equal parts."""
+    what = "axis {} of size {} does not divide into {} equal parts"
+    require(divides(parts, x.shape[axis]) is True, what, axis, x.shape[axis], parts, help=help)
+
+
 @split.normalize
 def _(ary: TensorType, indices_or_sections: Any, axis: int) -> dict[str, Any]:
     if isinstance(indices_or_sections, tuple | list):
         return {"indices_or_sections": sizes_of_shape(indices_or_sections)}
     parts = integer(indices_or_sections, "indices_or_sections")
     require(0 < parts <= MAX_FIELDS, "{} parts", parts)
-    require(
-        divides(parts, ary.shape[axis]) is True,
-        "axis {} of size {} does not divide into {} equal parts",
-        axis,
-        ary.shape[axis],
-        parts,
-        help="use chunk, or give the dim multiple_of",
-    )
+    _require_parts(ary, axis, parts, "use chunk, or give the dim multiple_of")
     return {"indices_or_sections": parts}
 
 
@@ -150,13 +149,6 @@ def chunk(x: TensorType, chunks: Whole, dim: Axis = 0) -> TupleType:
             [min(part, size - start) for start in range(0, size, part)] if size else [0] * chunks
         )
     else:
-        require(
-            divides(chunks, size) is True,
-            "axis {} of size {} does not divide into {} equal parts",
-            dim,
-            size,
-            chunks,
-            help="give the dim multiple_of",
-        )
+        _require_parts(x, dim, chunks, "give the dim multiple_of")
         sizes = [floordiv(size, chunks)] * chunks
     return TupleType(tuple([TensorType((*x.shape[:dim], s, *x.shape[dim + 1 :]), x.dtype) for s in sizes]))
