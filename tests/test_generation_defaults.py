@@ -13,8 +13,8 @@ import torch
 
 import nnfront as nn
 from nnfront.cli import main
+from nnfront.engine.params import Sampling
 from nnfront.errors import LoadError, LowerError, RunError
-from nnfront.llm.sampling import Sampling
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 PROMPT = "def main():\n"

@@ -17,8 +17,9 @@ from nnfront_kernels import common
 import nnfront as nn
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.cli import main
+from nnfront.engine.params import Sampling
 from nnfront.errors import LoadError, RunError
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.llm.sampling import Sampler
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 PROMPT = "def main():\n"

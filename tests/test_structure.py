@@ -80,8 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.kind": BASE | {"artefact", "weights", "llm.methods", "llm.hf_folder"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.methods", "llm.timings", "llm.hf_folder", "llm.lora"},
-    "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
-    "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
+    "engine": BASE | {"distributed", "state", "session", "llm.methods"},
+    "llm.sampling": BASE | {"backends.cuda", "engine", "llm.folder_files"},
     "llm": ALL
     | {
         "llm.calibration",
@@ -105,7 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"backends.cuda", "llm.methods", "llm.find_model", "llm.folder_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
-    "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.sampling", "llm.folder_files"},
+    "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.folder_files"},
     "vllm": BASE | {"compiler", "ir", "passes", "weights", "llm.find_model", "llm.hf_folder", "llm.methods"},
     "cli": BASE | {"backends", "distributed", "engine", "serve"},
     "__main__": {"cli"},

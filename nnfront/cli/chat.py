@@ -7,7 +7,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         )
     said = {"temperature": args.temperature, "seed": args.seed, "max_tokens": args.max_new_tokens}
     given = {name: value for name, value in said.items() if value is not None}
-    params = parts.Params(**asdict(llm.sampling) | given)
+    params = parts.Params.of(llm.sampling, **given)
     limits = parts.Limits(
         max_model_len=llm.context,
         pages=2 * -(-llm.context // TURN_TOKENS) * (TURN_TOKENS // 16),

@@ -2,8 +2,8 @@
 """Choose the next token of one request from its logits, with nothing that another request has a part in.
 
 The number that decides a draw is a function of the request's seed and of how many tokens it has drawn before. Each row is worked on alone, so
-its sums have one order, whoever its neighbours are. The order of steps is that of `nnfront.llm.sampling`, with the other penalties and the bias
-behind the repetition penalty.
+its sums have one order, whoever its neighbours are. The order of steps: penalties, the repetition penalty first, and the bias; temperature, top-k, top-p and
+min-p, as transformers applies them.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ class Draw:
         scores = self._scores(logits)
         token = int(scores.argmax())  # the first of equals, and NaN before all
         if not np.isfinite(scores[token]):
-            raise RunError(
-                "the model's logits hold NaN, or no token to draw",
-                help="check the weights, or use a wider dtype",
-            )
+            raise no_token()
         if self.params.temperature != 0:
             token = self._drawn(scores)
         self._took(token)
@@ -134,6 +131,12 @@ class Draw:
             kept = np.flatnonzero(likely >= p.min_p * likely.max())
             tokens, likely = kept if tokens is None else tokens[kept], likely[kept]
         return tokens, likely
+
+
+def no_token() -> RunError:
+    """Return the error for logits that no token can be drawn from."""
+    what = "the model's logits hold NaN, or no token to draw"
+    return RunError(what, help="check the weights, or use a wider dtype")
 
 
 def _forbid(scores: Row, allowed: npt.NDArray[np.uint8]) -> None:

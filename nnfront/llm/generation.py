@@ -7,7 +7,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import fields
 from functools import partial
 
 import torch
@@ -17,13 +16,13 @@ from nnfront.engine import schedule
 from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
-from nnfront.engine.params import Params
+from nnfront.engine.params import Params, Sampling
 from nnfront.engine.pool import company, text_cache
 from nnfront.engine.runner import Answer, Event, Runner
 from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.engine.speculate import Guesser
 from nnfront.errors import RunError
-from nnfront.llm.sampling import Sampling, tokens_of
+from nnfront.llm.sampling import tokens_of
 from nnfront.llm.timings import Timings
 from nnfront.session import Session
 from nnfront.state.cache import Cache
@@ -128,7 +127,6 @@ class Generation(Coming):
         self._limits = Limits(longest, pages, several, several, chunk, chunk, several * chunk, 0)
         self._session, self._stored_as, self._phases = session, stored_as, phases
         self._has_adapters = has_adapters
-        said = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
         if sampling.seed is None:
             seeds = ranks.from_first([secrets.randbits(64) for _ in prompts])  # all ranks draw alike
         else:
@@ -139,9 +137,8 @@ class Generation(Coming):
         ):
             tokens = prompt.tolist()
             sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
-            self._waiting.append(
-                Answer(sequence, Draw(Params(**{**said, "seed": seed}), tokens), frozenset(ends), guesser)
-            )
+            draw = Draw(Params.of(sampling, seed=seed), tokens)
+            self._waiting.append(Answer(sequence, draw, frozenset(ends), guesser))
         self._agreed = ranks.from_first if ranks.world > 1 and any(g is not None for g in guessers) else None
         self._runner: Runner | None = None
 

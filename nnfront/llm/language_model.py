@@ -15,6 +15,7 @@ from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import fetching
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.engine.multi_token import MultiTokenHead, head_of
+from nnfront.engine.params import Sampling
 from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
@@ -23,7 +24,7 @@ from nnfront.llm.generation import Captured, Coming, Generation, round_robin, un
 from nnfront.llm.load_options import opened, session_on, stored_as, text_of
 from nnfront.llm.methods import SEQ2SEQ, Methods
 from nnfront.llm.prompts import adapter_numbers, are_integers, check_prompts, check_tokens, kind_of, listed
-from nnfront.llm.sampling import Sampler, Sampling, sampling_of
+from nnfront.llm.sampling import Sampler, sampling_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, tokenizer_of, until

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from nnfront.distributed.ranks import ALONE
+from nnfront.engine.params import Sampling
 from nnfront.errors import RunError
 from nnfront.files import Folder
 from nnfront.llm.divided import load_part
@@ -22,7 +23,7 @@ from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.lora import Loras
 from nnfront.llm.methods import SEQ2SEQ, require_methods
 from nnfront.llm.prompts import check_tokens
-from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of, until_end
+from nnfront.llm.sampling import Sampler, sampling_of, tokens_of, until_end
 from nnfront.llm.sounds import Spectrograms
 from nnfront.llm.text_start import TextStart
 from nnfront.llm.timings import Timings

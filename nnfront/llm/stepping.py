@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 import torch
 
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.engine.params import Sampling
+from nnfront.llm.sampling import Sampler
 from nnfront.runtime.method import Method
 from nnfront.state.cache import Cache
 

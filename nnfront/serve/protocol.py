@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nnfront.engine.params import MOST_LOGPROBS, Params
-from nnfront.llm.sampling import Sampling
+from nnfront.engine.params import MOST_LOGPROBS, Params, Sampling
 from nnfront.serve.failures import Failure
 
 MOST_CHOICES = 64

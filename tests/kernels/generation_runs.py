@@ -15,7 +15,8 @@ from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.backends.cuda import attention as cuda_attention
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.engine.params import Sampling
+from nnfront.llm.sampling import Sampler
 
 FOLDER = Path(__file__).parents[2] / "examples/checkpoints/pylib-3m"
 PROMPTS = [torch.tensor([7, 8, 9, 300]), torch.tensor([7, 8])]

@@ -16,8 +16,9 @@ from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.backends.cuda.sampling import DeviceSampler, takes
+from nnfront.engine.params import Sampling
 from nnfront.errors import RunError
-from nnfront.llm.sampling import Sampler, Sampling, tokens_of
+from nnfront.llm.sampling import Sampler, tokens_of
 
 FOLDER = Path(__file__).parents[2] / "examples/checkpoints/pylib-3m"
 
@@ -58,10 +59,14 @@ def greedy_with_a_penalty(dtype: torch.dtype) -> None:
     prompts = tuple(torch.randint(0, 40, (n,)) for n in (3, 9))
     device = on_kernel(prompts, repetition_penalty=1.7)
     host = Sampler(Sampling(repetition_penalty=1.7), prompts)
+    marked = torch.zeros(2, 40, dtype=torch.bool)
     for _ in range(4):
         logits = torch.randn(2, 40).round().to(dtype)
-        assert torch.equal(device(logits), host(logits))
-        assert torch.equal(device._seen, host._seen)
+        token = host(logits)
+        assert torch.equal(device(logits), token)
+        for row, prompt, drawn in zip(marked, prompts, token, strict=True):
+            row[[*prompt.tolist(), int(drawn)]] = True
+        assert torch.equal(device._seen, marked)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -20,7 +20,8 @@ from kernel_mutants import Mutant, package
 from nnfront_kernels import philox, sampling, sampling_parts
 from nnfront_kernels.common import Config, Plan
 
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.engine.draw import Draw
+from nnfront.engine.params import Params
 
 SMALL = Config(1, 256, 1, 4, 1)  # several blocks for few tokens
 PARTS = Config(1, 64, 1, 1, 1, split_k=4)
@@ -54,6 +55,22 @@ class Rows:
                 f"parts{self.parts}" * (self.parts > 0),
             ]
         )
+
+
+def chances(
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> torch.Tensor:
+    """How likely the CPU draws each token: float [batch, vocab] to float64."""
+    draw = Draw(Params(temperature, top_k, top_p, min_p), [])
+    found = torch.zeros(logits.shape, dtype=torch.float64)
+    for row, scores in zip(found, logits, strict=True):
+        tokens, each = draw.probabilities(scores.numpy())
+        row[tokens] = torch.from_numpy(each)
+    return found
 
 
 def made(rows: Rows) -> torch.Tensor:
@@ -127,7 +144,6 @@ def draw(package: ModuleType, rows: Rows) -> None:
     )
     token = token[:, 0]
     assert torch.equal(token, package.sampling.reference(logits, **options, seen=seen, state=state))
-    sampler = Sampler(Sampling(rows.temperature, rows.top_k, rows.top_p, rows.min_p, 1))
     scores = logits.float()
     if seen is not None:
         scores = torch.where(
@@ -136,7 +152,7 @@ def draw(package: ModuleType, rows: Rows) -> None:
     if rows.temperature == 0:
         assert torch.equal(token, scores.argmax(-1))
         return
-    possible = sampler.probabilities(scores) > 0
+    possible = chances(scores, rows.temperature, rows.top_k, rows.top_p, rows.min_p) > 0
     assert torch.equal(kept[0] != 0, possible), "other tokens can be drawn than on the CPU"
     assert possible.gather(1, token[:, None]).all()
     if rows.top_k is rows.top_p is rows.min_p is None:
@@ -276,7 +292,7 @@ def test_draws_follow_the_distribution():
     for options in ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}):
         state = torch.stack([torch.full_like(steps, 42), steps], 1)
         tokens = sampling.reference(logits.expand(len(steps), -1), temperature=1.3, state=state, **options)
-        p = Sampler(Sampling(temperature=1.3, **options)).probabilities(logits)[0].double()
+        p = chances(logits, 1.3, **options)[0]
         counts, likely = torch.bincount(tokens, minlength=8), p * len(steps) > 5
         assert not counts[p == 0].any()
         statistic = ((counts - p * len(steps)) ** 2 / (p * len(steps)))[likely].sum()

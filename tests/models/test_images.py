@@ -18,9 +18,10 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 
 import nnfront as nn
 from nnfront.cli import main
+from nnfront.engine.params import Sampling
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.model_files import find_architecture
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.llm.sampling import Sampler
 
 IMAGE = 99
 SEEING = [*configurations(lambda name: name == "gemma3")]

@@ -27,8 +27,9 @@ from nnfront.backends.cuda.ahead.enumerate_kernels import enumerate_plans, kerne
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.backends.device import META, default_device, overriding_device
 from nnfront.dims import evaluate
+from nnfront.engine.params import Sampling
 from nnfront.errors import LowerError
-from nnfront.llm.sampling import Sampler, Sampling
+from nnfront.llm.sampling import Sampler
 from nnfront.lower import Program
 from nnfront.runtime.method import Method
 from nnfront.state.contiguous import make_cache

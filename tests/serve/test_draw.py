@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draw of one row: the distribution is that of the sampler of `generate`, and the numbers come as often as it says."""
+"""The draw of one row: the distribution is that of transformers' logits processors, and the numbers come as often as it says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from nnfront.engine.draw import Draw
 from nnfront.engine.params import Params
 from nnfront.errors import RunError
-from nnfront.llm.sampling import Sampler, Sampling
 
 VOCAB = 60
 
@@ -30,7 +36,7 @@ def logits(seed: int) -> np.ndarray:
     st.none() | st.floats(0, 1),
     st.sampled_from([1.0, 1.3, 0.8]),
 )
-def test_the_distribution_is_that_of_the_sampler(
+def test_the_distribution_is_that_of_transformers(
     seed: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, penalty: float
 ) -> None:
     row, prompt = logits(seed), [1, 5, 7]
@@ -41,14 +47,23 @@ def test_the_distribution_is_that_of_the_sampler(
         "min_p": min_p,
         "repetition_penalty": penalty,
     }
-    sampler = Sampler(Sampling(**sampling), [torch.tensor(prompt)])  # type: ignore[arg-type]
-    if penalty != 1:
-        sampler._seen = sampler._in_prompts(torch.from_numpy(row)[None])
-    expected = sampler.probabilities(torch.from_numpy(row)[None])[0].numpy()
+    theirs = [RepetitionPenaltyLogitsProcessor(penalty), TemperatureLogitsWarper(temperature)]
+    theirs += [TopKLogitsWarper(top_k)] if top_k is not None else []
+    theirs += [TopPLogitsWarper(top_p)] if top_p is not None else []
+    theirs += [MinPLogitsWarper(min_p)] if min_p is not None else []
+    scores = torch.from_numpy(row)[None]
+    for each in theirs:
+        scores = each(torch.tensor([prompt]), scores)
+    expected = scores.softmax(-1)[0].numpy()
     tokens, likely = Draw(Params(**sampling), prompt).probabilities(row)  # type: ignore[arg-type]
     found = np.zeros(VOCAB)
     found[tokens] = likely
     np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_of_equal_tokens_the_first_are_kept() -> None:
+    tokens, _ = Draw(Params(temperature=1.0, top_p=0.3505), []).probabilities(np.zeros(1000, np.float32))
+    assert sorted(tokens) == list(range(351))
 
 
 def test_tokens_come_as_often_as_they_are_likely() -> None:
