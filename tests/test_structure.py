@@ -18,7 +18,7 @@ import nnfront as nn
 
 ROOT = Path(nn.__file__).parent
 PROJECT = Path(__file__).parents[1]
-BASE = {"errors", "dims", "dtypes", "quant_format", "files"}
+BASE = {"errors", "dims", "dtypes", "quant_format", "files", "packages"}
 CORE = BASE | {"ir", "lower", "memory", "backends"}
 RUN = CORE | {"state", "runtime"}
 BELOW_SESSION = RUN | {"transform", "weights", "artefact"}
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "quant_format": set(),
     "files": {"errors"},
+    "packages": {"errors"},
     "ir": BASE,
     "ops": BASE | {"ir"},
     "cases": BASE | {"ir", "ops"},

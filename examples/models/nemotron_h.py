@@ -135,9 +135,9 @@ class NemotronHMLP(nn.Module):
 class NemotronHExperts(nn.Experts):
     def __init__(self, config: Config, size: int) -> None:
         inner, act = config.moe_intermediate_size, config.mlp_hidden_act
-        self.items_ = [NemotronHMLP(size, inner, act, False) for _ in range(config.n_routed_experts)]
-        self.gate_up_weight = op.stack([each.up_proj.weight for each in self.items_], 0)
-        self.down_weight = op.stack([each.down_proj.weight for each in self.items_], 0)
+        self.data = [NemotronHMLP(size, inner, act, False) for _ in range(config.n_routed_experts)]
+        self.gate_up_weight = op.stack([each.up_proj.weight for each in self.data], 0)
+        self.down_weight = op.stack([each.down_proj.weight for each in self.data], 0)
         self.activation = nn.EXPERT_ACTIVATIONS[act]
 
     def forward(self, x_TD: nn.Tensor, chosen_TC: nn.Tensor, weights_TC: nn.Tensor) -> nn.Tensor:

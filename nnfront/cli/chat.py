@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnfront.cli import loading
-from nnfront.cli.serve import engine_parts, read_template
-from nnfront.cli.text_file import write_text
+from nnfront.cli.serve import engine_parts
+from nnfront.cli.text_file import read_text, write_text
 from nnfront.errors import LoadError, NnfrontError, RunError
 from nnfront.files import parse_json
 
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     parts = engine_parts()
     llm = loading.load(args)
     template = parts.template_of(
-        llm.files, None if args.chat_template is None else read_template(args.chat_template)
+        llm.files, None if args.chat_template is None else read_text(args.chat_template)
     )
     if template is None:
         raise LoadError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from nnfront.cli import serve
 from nnfront.errors import LoadError
+from nnfront.packages import package
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DRAIN_SECONDS = 600.0
@@ -56,9 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     chosen = options(args)
     serve.engine_parts()
-    ray = _ray()
-    from ray import serve as ray_serve
-
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers unless told otherwise
+    ray, ray_serve = (package(name, "distributed") for name in ("ray", "ray.serve"))
     from nnfront.cli.replica import deployment
 
     args.api_key, args.path = serve.keys(args), os.path.abspath(args.path)
@@ -153,18 +153,6 @@ def reason(message: str) -> list[str]:
     lines = textwrap.dedent(message).strip().splitlines()
     starts = [at for at, line in enumerate(lines) if _OUR_ERROR.match(line)]
     return [_OUR_ERROR.sub("", line).strip() for line in (lines[starts[-1] :] if starts else lines[-5:])]
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers unless told otherwise
-    try:
-        import ray
-        import ray.serve
-    except ImportError as error:
-        raise LoadError(
-            f"the package {error.name!r} is not installed", help="pip install 'nnfront[distributed]'"
-        ) from None
-    return ray
 
 
 def _connect(ray: Any) -> bool:

@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import nnfront as nn
 from nnfront.cli import loading
+from nnfront.cli.text_file import read_text
 from nnfront.errors import LoadError
+from nnfront.packages import package
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -145,7 +145,7 @@ def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
 def application(args: argparse.Namespace, llm: nn.LLM, limits: Limits) -> tuple[Engine, ASGIApp]:
     """The engine of a model, which is to be closed, and the application over it that the flags say."""
     parts = engine_parts()
-    source = None if args.chat_template is None else read_template(args.chat_template)
+    source = None if args.chat_template is None else read_text(args.chat_template)
     template = parts.template_of(llm.files, source)
     name = served_name(args)
     engine = parts.Engine(llm, limits, spec=args.spec)
@@ -169,7 +169,7 @@ def keys(args: argparse.Namespace) -> list[str]:
     return [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
 
 
-def _serve_encoder(args: argparse.Namespace, parts: SimpleNamespace) -> int:
+def _serve_encoder(args: argparse.Namespace, parts: Any) -> int:
     embedder = loading.load_embedder(args)
     name = served_name(args)
     served = parts.embedding_app(embedder, name, keys=keys(args), max_queued=args.max_queued, log=_log(args))
@@ -182,7 +182,7 @@ def _log(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
     return None if args.log is None else lambda line: print(json.dumps(line), flush=True)
 
 
-def _listen(args: argparse.Namespace, parts: SimpleNamespace, served: Any) -> None:
+def _listen(args: argparse.Namespace, parts: Any, served: Any) -> None:
     """Answer requests until a signal says that it is enough, and those that run."""
     # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -190,38 +190,6 @@ def _listen(args: argparse.Namespace, parts: SimpleNamespace, served: Any) -> No
     parts.uvicorn.run(served, host=args.host, port=args.port, **more)
 
 
-def engine_parts() -> SimpleNamespace:
-    """What serving takes, which loads heavy packages. Raises LoadError if one of them is not installed."""
-    try:
-        import uvicorn
-
-        from nnfront.engine.params import Params
-        from nnfront.engine.schedule import Limits
-        from nnfront.serve.app import app
-        from nnfront.serve.chat import template_of
-        from nnfront.serve.embedding import embedding_app
-        from nnfront.serve.engine import Engine, compute_of
-        from nnfront.serve.talk import Talk
-    except ImportError as error:
-        raise LoadError(
-            f"the package {error.name!r} is not installed", help="pip install 'nnfront[serve]'"
-        ) from None
-    return SimpleNamespace(
-        uvicorn=uvicorn,
-        app=app,
-        embedding_app=embedding_app,
-        template_of=template_of,
-        compute_of=compute_of,
-        Engine=Engine,
-        Params=Params,
-        Limits=Limits,
-        Talk=Talk,
-    )
-
-
-def read_template(path: str) -> str:
-    """Return what a file of the user's holds. Raises LoadError if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise LoadError(f"the chat template {path} cannot be read: {error}") from None
+def engine_parts() -> Any:
+    """The module of what serving takes. Raises LoadError if a package for it is not installed."""
+    return package("nnfront.cli.engine_parts", "serve")

@@ -16,7 +16,7 @@ import torch
 from nnfront.dims import Dim
 from nnfront.errors import LoadError
 from nnfront.ir import IRModule, TensorType
-from nnfront.llm.packages import transformers
+from nnfront.packages import transformers
 
 TOKENS = 48
 """How many tokens of a text, if its method takes as many."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError, RunError
-from nnfront.llm.packages import transformers
+from nnfront.packages import transformers
 
 _WIDTHS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 

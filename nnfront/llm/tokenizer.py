@@ -11,7 +11,7 @@ from typing import Any
 
 from nnfront.errors import LoadError, NnfrontError, RunError
 from nnfront.files import File, Folder, check_size, parse_json, shown_text
-from nnfront.llm.packages import package
+from nnfront.packages import package
 
 TOKENIZER = "tokenizer.json"
 _MAX_GROWTH = 1 << 16

@@ -14,11 +14,11 @@ from nnfront.errors import LoadError, RunError
 from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.language_model import LLM
 from nnfront.llm.methods import WITH_IMAGES
-from nnfront.llm.packages import package, transformers
 from nnfront.llm.prompts import check_prompts
 from nnfront.llm.sampling import Sampler, until_end
 from nnfront.llm.tokenizer import until
 from nnfront.lower import TensorType
+from nnfront.packages import package, transformers
 
 IMAGE_TOKENS = ("boi_token_index", "boi_token_id", "image_token_index", "image_token_id")
 """What config.json calls the tokens that stand for images, or begin them."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections import UserDict, UserList
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from nnfront.errors import TraceError
@@ -14,54 +15,25 @@ from nnfront.nn.parameter import Parameter
 Item = TypeVar("Item")
 
 
-class _ListOf(Container, MutableSequence[Item]):
+class _ListOf(Container, UserList[Item]):
     """A list; what it holds is named by index."""
 
+    # A module is equal to itself alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self.items_: list[Item] = list(items)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self.items_[index]
-        return type(self)(found) if isinstance(index, slice) else found
-
-    def __setitem__(self, index: Any, item: Any) -> None:
-        self.items_[index] = item
-
-    def __delitem__(self, index: Any) -> None:
-        del self.items_[index]
-
-    def __len__(self) -> int:
-        return len(self.items_)
-
-    def insert(self, index: int, item: Item) -> None:
-        """Add one before `index`."""
-        self.items_.insert(index, item)
+        super().__init__(items)
 
 
-class _DictOf(Container, MutableMapping[str, Item]):
+class _DictOf(Container, UserDict[str, Item]):
     """A dict; what it holds is named by key. Iterates over keys."""
 
-    # A module is equal to itself alone.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __init__(self, items: Mapping[str, Item] | None = None) -> None:
-        self.items_: dict[str, Item] = dict(items or {})
-
-    def __getitem__(self, key: str) -> Item:
-        return self.items_[key]
-
-    def __setitem__(self, key: str, item: Item) -> None:
-        self.items_[key] = item
-
-    def __delitem__(self, key: str) -> None:
-        del self.items_[key]
-
-    def __len__(self) -> int:
-        return len(self.items_)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.items_)
+        super().__init__(items or {})
 
 
 class ModuleList(_ListOf[Any]):
@@ -70,7 +42,7 @@ class ModuleList(_ListOf[Any]):
     @names_place
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__(modules)
-        for i, module in enumerate(self.items_):
+        for i, module in enumerate(self.data):
             if not isinstance(module, Module):
                 raise TraceError(
                     f"{type(self).__name__}: item {i} is a {type(module).__name__}, not a module",
@@ -79,7 +51,7 @@ class ModuleList(_ListOf[Any]):
 
     def forward(self, x: Any) -> Any:
         """Apply the modules one after the other."""
-        for module in self.items_:
+        for module in self.data:
             x = module(x)
         return x
 

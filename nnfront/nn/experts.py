@@ -54,15 +54,15 @@ class Experts(Container):
         names: tuple[str, str, str] = GATE_UP_DOWN,
     ) -> None:
         """`activation`: a name in `nnfront.EXPERT_ACTIVATIONS`."""
-        self.items_ = [_Expert(size, inner, names) for _ in range(count)]
+        self.data = [_Expert(size, inner, names) for _ in range(count)]
         self.activation = EXPERT_ACTIVATIONS[activation]
-        self.gate_up_weight = op.stack([each.gate_up_weight for each in self.items_], 0)
-        self.down_weight = op.stack([getattr(each, names[2]).weight for each in self.items_], 0)
+        self.gate_up_weight = op.stack([each.gate_up_weight for each in self.data], 0)
+        self.down_weight = op.stack([getattr(each, names[2]).weight for each in self.data], 0)
 
     @property
     def count(self) -> int:
         """How many experts there are."""
-        return len(self.items_)
+        return len(self.data)
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""

@@ -375,4 +375,4 @@ class Container(Module):
 
     def member_name(self, name: str) -> str:
         """Return the name under which the items of attribute `name` go, empty for the contents."""
-        return "" if name == "items_" else name
+        return "" if name == "data" else name

@@ -6,16 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
-from nnfront import dtypes
 from nnfront.ir import TensorType
 from nnfront.quantized.formula import Formula
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight: the scheme by which it is stored and its bytes there, the dtype that products compute in, and what it is in memory.
+    """A weight: the scheme by which it is stored, the dtype that products compute in, and what it is in memory.
 
     format   as which it stays; empty if it is dequantised
     reason   why it is dequantised
@@ -23,7 +21,6 @@ class StoredWeight:
 
     name: str
     scheme: str
-    bytes_stored: int
     dtype: str
     format: str = ""
     reason: str = ""
@@ -61,7 +58,6 @@ def report_of(
             StoredWeight(
                 name,
                 formulas[name].scheme,
-                sum(map(_bytes, formulas[name].sources.values())),
                 type.dtype,
                 "" if reasons[name] or formulas[name].is_plain else str(formulas[name].format),
                 reasons[name],
@@ -69,7 +65,3 @@ def report_of(
             for name, type in types.items()
         )
     )
-
-
-def _bytes(type: TensorType) -> int:
-    return prod(size for size in type.shape if isinstance(size, int)) * dtypes.size_bytes(type.dtype)

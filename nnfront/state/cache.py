@@ -170,9 +170,9 @@ class Cache(Sequence[CacheLayer]):
         return self._layers[0].lengths if self._layers else SequenceLengths(())
 
     @property
-    @abstractmethod
     def lengths_tensor(self) -> torch.Tensor:
         """How many tokens each sequence has: int32 [batch], on the device of the cache."""
+        return self._lengths.counts().clone()
 
     @property
     @abstractmethod

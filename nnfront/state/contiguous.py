@@ -30,10 +30,6 @@ class ContiguousCache(Cache):
     _layers: tuple[RingLayer, ...]
 
     @property
-    def lengths_tensor(self) -> torch.Tensor:
-        return self._lengths.counts().clone()
-
-    @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self._layers)
 

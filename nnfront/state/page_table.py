@@ -49,8 +49,7 @@ class View:
 
 
 class PageTable:
-    """The pages of each sequence. `pages_tensor` int32 [batch, pages at most] has them for kernels, -1 where there is none, and
-    `lengths_tensor` int32 [batch] the lengths; both stay where they are in memory.
+    """The pages of each sequence. `pages_tensor` int32 [batch, pages at most] has them for kernels, -1 where there is none, and stays where it is in memory.
 
     `states` are those of the layers. `reserved` is how many tokens of each sequence have a page. `stamp` is another number, which no other
     table ever has, after each change of `pages_tensor`.
@@ -59,10 +58,8 @@ class PageTable:
     __slots__ = (
         "__weakref__",
         "_gone",
-        "_lengths",
         "_reserved",
         "_slots",
-        "_told",
         "_views",
         "pages_tensor",
         "pool",
@@ -92,22 +89,12 @@ class PageTable:
         self._gone = [row.count(GONE) for row in rows]
         padded = [row + [GONE] * (columns - len(row)) for row in rows]
         self.pages_tensor = torch.tensor(padded, dtype=torch.int32, device=device).view(len(rows), columns)
-        self._lengths = torch.tensor(reserved, dtype=torch.int32, device=device)
-        self._told = list(reserved)  # what that says
         self.stamp = next(_STAMPS)
         self._forget()
         pool.tables.add(self)
 
     def __del__(self) -> None:
         self.pool.drop(page for row in self.rows for page in row if page != GONE)
-
-    @property
-    def lengths_tensor(self) -> torch.Tensor:
-        """The lengths: int32 [batch]. Kernels read those of the call; these are sent when somebody asks."""
-        if self._told != self.reserved:
-            self._told = list(self.reserved)
-            self._lengths.copy_(sent(self._told, torch.int32, self._lengths.device))
-        return self._lengths
 
     def _forget(self) -> None:
         self._reserved: tuple[SequenceLengths, tuple[int, int, int]] | None = None

@@ -51,11 +51,6 @@ class PagedLayer(CacheLayer):
         return self.table.pages_tensor.narrow(0, self._first, self.batch)
 
     @property
-    def lengths_tensor(self) -> torch.Tensor:
-        """How many tokens of each sequence have a page: int32 [batch]. In a call, those with the call's own."""
-        return self.table.lengths_tensor.narrow(0, self._first, self.batch)
-
-    @property
     def placed(self) -> Parts:
         return self._parts.map(lambda part: part.movedim(-3, 0))
 
@@ -152,11 +147,6 @@ class PagedCache(Cache):
     def _paged(self) -> Iterator[PagedLayer]:
         """The layers that keep something of tokens."""
         return (layer for layer in self._layers if isinstance(layer, PagedLayer))
-
-    @property
-    def lengths_tensor(self) -> torch.Tensor:
-        layer = next(self._paged, None)
-        return self._lengths.counts().clone() if layer is None else layer.lengths_tensor
 
     @property
     def page_size(self) -> int:

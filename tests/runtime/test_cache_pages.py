@@ -77,8 +77,8 @@ def check_tensors(cache) -> None:
     """The tensors for kernels say what the tables say."""
     assert cache.lengths_tensor.tolist() == cache.lengths
     for layer in cache:
-        assert layer.lengths_tensor.tolist() == list(layer.lengths.values)
-        assert layer.page_table.dtype == layer.lengths_tensor.dtype == torch.int32
+        assert layer.lengths.counts().tolist() == list(layer.lengths.values)
+        assert layer.page_table.dtype == layer.lengths.counts().dtype == torch.int32
         for row, pages, length in zip(layer.table.rows, layer.page_table, layer.lengths.values, strict=True):
             count = -(-length // layer.table.pool.page_size)
             assert pages.tolist() == row + [-1] * (len(pages) - count)
@@ -243,7 +243,7 @@ def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
         q,
         layer.storage.keys,
         layer.storage.values,
-        layer.lengths_tensor,
+        layer.lengths.counts(),
         pages=layer.page_table,
         window=window,
     )
@@ -253,17 +253,13 @@ def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
 
 def test_the_tensors_for_kernels_stay_where_they_are(cache):
     layer = cache[0]
-    before = layer.page_table.data_ptr(), layer.lengths_tensor.data_ptr(), layer.storage.keys.data_ptr()
+    before = layer.page_table.data_ptr(), layer.storage.keys.data_ptr()
     fill(cache, 0, 2, 9)
     fork = cache.fork([0, 1])
     fill(cache, 0, 2, 2)
     cache.truncate(3)
     cache.reset()
-    assert before == (
-        layer.page_table.data_ptr(),
-        layer.lengths_tensor.data_ptr(),
-        layer.storage.keys.data_ptr(),
-    )
+    assert before == (layer.page_table.data_ptr(), layer.storage.keys.data_ptr())
     assert fork[0].storage.keys.data_ptr() == layer.storage.keys.data_ptr()
     assert fork[0].page_table.data_ptr() != layer.page_table.data_ptr()
 

@@ -10,12 +10,15 @@ from nnfront.errors import LoadError
 
 
 def package(name: str, extra: str, called: str = "") -> Any:
-    """Return a package. Raises LoadError without it that says which extra of nnfront's installs it, under the name that installers know."""
+    """Return a package, or a module of ours that imports some. Raises LoadError without one of them that says which extra of nnfront's installs it, under the name that
+    installers know: `called`, if that is another.
+    """
     try:
         return import_module(name)
-    except ImportError:
+    except ImportError as error:
+        what = called or error.name or name
         raise LoadError(
-            f"the package {(called or name)!r} is not installed", help=f"pip install 'nnfront[{extra}]'"
+            f"the package {what!r} is not installed", help=f"pip install 'nnfront[{extra}]'"
         ) from None
 
 
