@@ -64,9 +64,11 @@ def naive(source: Path, target: Path) -> Callable[[], None]:
 
 def ours(source: Path, target: Path) -> Callable[[], None]:
     """Prepare a transform: the program is compiled, the checkpoint checked."""
+    from nnfront.artefact.save import result_types
     from nnfront.llm.hf_folder import compile_folder
+    from nnfront.transform.run import stream_transform, weight_dims
     from nnfront.transform.weight_usage import weight_uses
-    from nnfront.weights import BoundWeights, check_weights, write_transformed
+    from nnfront.weights import BoundWeights, check_weights, write_tensors
 
     model = compile_folder(source)
     program = model.executable.program
@@ -75,7 +77,8 @@ def ours(source: Path, target: Path) -> Callable[[], None]:
     weights = BoundWeights(model.checkpoint, found)
 
     def run() -> None:
-        write_transformed(transform, weights, target, "fused")
+        types = result_types(transform, weight_dims(transform, weights))
+        write_tensors(target, "fused", types, stream_transform(transform, weights))
 
     return run
 

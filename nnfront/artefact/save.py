@@ -31,14 +31,13 @@ from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.registry import parts_of
 from nnfront.dims import Symbol, evaluate
 from nnfront.files import File
-from nnfront.ir import IRModule, TensorType, admit, release, type_text
+from nnfront.ir import IRModule, ScalarType, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
 from nnfront.transform.source import Source, stored_type
 from nnfront.weights.bound_checkpoint import BoundWeights
 from nnfront.weights.write import SHARD_BYTES
-from nnfront.weights.write_transformed import result_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +222,19 @@ def _streamed(program: Program, names: Places, source: BoundWeights) -> Iterator
         for name, value in stream_transform(transform, source, only=names[origin]):
             yield names[origin][name], as_tensor(types[origin][name], value)
             del value  # or it would live until the next result is there
+
+
+def result_types(program: MethodProgram, dims: Mapping[Symbol, int]) -> dict[str, TensorType]:
+    """Return the types of a transform's results, sizes as numbers."""
+    types = {}
+    for name, slot in program.results.items():
+        type = program.slots[slot].type
+        if isinstance(type, ScalarType):
+            types[name] = TensorType((), type.dtype)
+            continue
+        assert isinstance(type, TensorType), f"result {name!r} is no tensor"
+        types[name] = TensorType(tuple(evaluate(size, dims) for size in type.shape), type.dtype)
+    return types
 
 
 class _Shapes(Source):

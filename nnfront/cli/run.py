@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 
 import nnfront as nn
 from nnfront.cli import loading
@@ -57,19 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    how = {
-        name: getattr(args, name)
-        for name in (
-            "max_new_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "seed",
-            "repetition_penalty",
-            "stop",
-        )
-    }
+    from nnfront.engine.params import Sampling  # here: `--help` does without numpy
+
+    names = ["max_new_tokens", "stop", *(each.name for each in fields(Sampling))]
+    how = {name: getattr(args, name) for name in names}
     kind = nn.kind_of_model(args.path, args.model)
     if kind == "Seq2Seq":
         loading.refuse(args, ("image",), f"{args.path} holds an encoder-decoder, which sees no images")

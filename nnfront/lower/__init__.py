@@ -37,4 +37,4 @@ from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import bound_at_load, places
 from nnfront.ops.collective import RANK
 from nnfront.ops.layer import LayerLike, by_position
-from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
+from nnfront.ops.returned import check_returned, is_foreign, value_text

@@ -150,7 +150,7 @@ class Router(Module):
     ) -> None:
         self.weight = Parameter([count, size])
         self.e_score_correction_bias = Parameter([count], "float32") if corrected_sigmoids else None
-        self.scores: Callable[[Tensor], Tensor] = _sigmoids if corrected_sigmoids else _softmax
+        self.scores: Callable[[Tensor], Tensor] = op.sigmoid if corrected_sigmoids else op.softmax
         self.epsilon = 1e-20 if corrected_sigmoids else 0.0
         self.chosen, self.wide, self.groups = chosen, wide, groups
         self.normalized, self.scale = normalized, scale
@@ -167,14 +167,6 @@ class Router(Module):
             epsilon=self.epsilon,
             scale=self.scale,
         )
-
-
-def _sigmoids(x: Tensor) -> Tensor:
-    return op.sigmoid(x)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return op.softmax(x, -1)
 
 
 class MixtureOfExperts(Module):

@@ -17,7 +17,7 @@ A plan is a list of what became of each weight:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from nnfront.dims import Size
 from nnfront.errors import SpecError
@@ -34,6 +34,8 @@ from nnfront.nn.tensor import Tensor
 from nnfront.ops.collective import RANK, Blocks
 
 Style: TypeAlias = Literal["column", "row", "vocabulary", "expert", "replicated"]
+
+Layer = TypeVar("Layer", bound=Module)
 
 HEADS = ("lm_head", "embed_out", "output")
 """What checkpoints call the layer that gives logits: of a rank's part of the vocabulary all others' are wanted too."""
@@ -67,12 +69,20 @@ class Plan:
         return "\n".join(lines)
 
 
+def _as(kind: type[Layer], layer: Module, **more: Any) -> Layer:
+    """Return a layer with what another has, and more: of a kind that says what ranks do, behind which the other's class says what a rank computes."""
+    base = type(layer)
+    made: Layer = object.__new__(
+        kind if issubclass(kind, base) else type(f"Rank{base.__name__}", (kind, base), {})
+    )
+    vars(made).update({**vars(layer), **more})
+    return made
+
+
 class RowLinear(Linear):
     """A linear layer that takes a rank's part of its inputs; ranks add up their products. weight [out_features, part of in_features]."""
 
-    def __init__(self, part: Linear, world: int) -> None:
-        vars(self).update(vars(part))
-        self.world = world
+    world: int
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., part of in_features] to [..., out_features]."""
@@ -88,9 +98,8 @@ class RowLinear(Linear):
 class GatheredLinear(Linear):
     """A linear layer that computes a rank's part of its outputs and takes those of others. weight [part of out_features, in_features]."""
 
-    def __init__(self, part: Linear, outputs: Size, world: int) -> None:
-        vars(self).update(vars(part))
-        self.outputs, self.world = outputs, world
+    outputs: Size
+    world: int
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., outputs]."""
@@ -103,14 +112,6 @@ class RankEmbedding(Embedding):
 
     first: Tensor
     world: int
-
-    @staticmethod
-    def of(part: Embedding, rank: Parameter, world: int) -> RankEmbedding:
-        """Return it for a table of any class, which says what is done with rows."""
-        kind = type(f"Rank{type(part).__name__}", (RankEmbedding, type(part)), {})
-        made: RankEmbedding = object.__new__(kind)
-        vars(made).update({**vars(part), "first": op.multiply(rank, part.num), "world": world})
-        return made
 
     def forward(self, x: Tensor) -> Tensor:
         """Integers [...] to [..., dim]."""
@@ -129,9 +130,7 @@ class RankExperts(Module):
     @staticmethod
     def of(whole: Experts | StackedExperts, rank: Parameter, world: int) -> RankExperts:
         """Return it for experts of any class, which says what is computed with them."""
-        kind = type(f"Rank{type(whole).__name__}", (RankExperts, type(whole)), {})
-        made: RankExperts = object.__new__(kind)
-        vars(made).update({**vars(whole), "first": op.multiply(rank, whole.count // world), "world": world})
+        made = _as(RankExperts, whole, first=op.multiply(rank, whole.count // world), world=world)
         if isinstance(whole, Experts):  # stored one by one: each goes to one rank as it is
             for name in ("gate_up_weight", "down_weight"):
                 setattr(made, name, op.shard(getattr(whole, name), rank, 0, world))
@@ -148,9 +147,7 @@ class RankExperts(Module):
 class RankRMSNorm(RMSNorm):
     """The norm over features of which a rank has a part: ranks add up the means of their squares. weight and bias [part of hidden_size]."""
 
-    def __init__(self, part: RMSNorm, world: int) -> None:
-        vars(self).update(vars(part))
-        self.world = world
+    world: int
 
     def forward(self, x: Tensor) -> Tensor:
         """The shape stays."""
@@ -162,9 +159,7 @@ class RankRMSNorm(RMSNorm):
 class RankGatedRMSNorm(GatedRMSNorm):
     """As `RankRMSNorm`, with a gate. weight [part of size]."""
 
-    def __init__(self, part: GatedRMSNorm, world: int) -> None:
-        vars(self).update(vars(part))
-        self.world = world
+    world: int
 
     def normed(self, x: Tensor) -> Tensor:
         return op.multiply(_over_all(x, self.epsilon, self.world), self.weight)
@@ -228,22 +223,22 @@ class _Dividing(Mutator):
             case ALiBi(), ALiBi() if len(node.slopes) != len(whole.slopes):
                 return RankALiBi(whole, self.rank, self.world)
             case RMSNorm(), RMSNorm() if _normalised(node) != _normalised(whole):
-                return RankRMSNorm(node, self.world)
+                return _as(RankRMSNorm, node, world=self.world)
             case GatedRMSNorm(), GatedRMSNorm() if whole.groups == 1 and _normalised(node) != _normalised(
                 whole
             ):
-                return RankGatedRMSNorm(node, self.world)
+                return _as(RankGatedRMSNorm, node, world=self.world)
             case Embedding(), Embedding() if node.num != whole.num:
                 self.styles[name] = "vocabulary"
-                return RankEmbedding.of(node, self.rank, self.world)
+                return _as(RankEmbedding, node, first=op.multiply(self.rank, node.num), world=self.world)
             case Linear(), Linear() if node.in_features != whole.in_features:
                 self.styles[name] = "row"
-                return RowLinear(node, self.world)
+                return _as(RowLinear, node, world=self.world)
             case Linear(), Linear() if (
                 node.out_features != whole.out_features and name.split(".")[-1] in HEADS
             ):
                 self.styles[name] = "vocabulary"
-                return GatheredLinear(node, whole.out_features, self.world)
+                return _as(GatheredLinear, node, outputs=whole.out_features, world=self.world)
             case ((LayerNorm() | GroupNorm() | GatedRMSNorm()), _) if _normalised(node) != _normalised(whole):
                 raise SpecError(
                     f"{name} normalises over features that ranks divide among them",

@@ -3,8 +3,8 @@
 
 Read in this order: `safetensors` (headers), `mapped_memory` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its
 `check_result`, `bound_checkpoint` (a checkpoint under the model's names), `report` (who uses what), `write` and `atomic_folder`,
-`write_transformed` (transforms into files), `content_hashes` and `transform_store` (results of transforms, kept), `session_weights` and
-`update` (what a session holds, changed), `export_checkpoint` (back to the checkpoint's own tensors).
+`content_hashes` and `transform_store` (results of transforms, kept), `session_weights` and `update` (what a session holds, changed),
+`export_checkpoint` (back to the checkpoint's own tensors).
 """
 
 from nnfront.transform.source import stored_type
@@ -16,4 +16,3 @@ from nnfront.weights.report import CheckReport, check_report
 from nnfront.weights.safetensors import TensorInfo
 from nnfront.weights.transform_store import TransformCache
 from nnfront.weights.write import write_tensors
-from nnfront.weights.write_transformed import write_transformed

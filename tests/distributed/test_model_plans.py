@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import nnfront as nn
 from nnfront.errors import LoadError, SpecError
 from nnfront.llm.model_files import find_architecture, known_architectures
-from nnfront.nn.ranks import RankRMSNorm
+from nnfront.nn.ranks import RankRMSNorm, _as
 
 DIVIDED = [
     name for name in known_architectures() if getattr(find_architecture(name).file.Config, "divided", ())
@@ -243,7 +243,7 @@ def test_a_norm_of_all_ranks_features_is_torch_s(
     threads = Threads(3, monkeypatch)
 
     def one(rank: int) -> torch.Tensor:
-        norm = RankRMSNorm(nn.RMSNorm(4, -1, 1e-3, bias, "float32", offset), 3)
+        norm = _as(RankRMSNorm, nn.RMSNorm(4, -1, 1e-3, bias, "float32", offset), world=3)
         ir = norm.export({"forward": {"x": nn.spec.Tensor(["n", 4], dtype)}})
         mine = slice(4 * rank, 4 * rank + 4)
         session = nn.compile(ir).load({name: value[mine] for name, value in weights.items()})

@@ -10,9 +10,18 @@ from transform_cases import CopyingSource, LiveBytes
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.artefact.save import result_types
 from nnfront.errors import LoadError
 from nnfront.transform.plan import plan_transform
-from nnfront.weights import write_transformed
+from nnfront.transform.run import stream_transform, weight_dims
+from nnfront.transform.source import as_source
+from nnfront.weights import write_tensors
+
+
+def write(program, weights, folder: Path, **options) -> list[Path]:
+    source = as_source(weights)
+    types = result_types(program, weight_dims(program, source))
+    return write_tensors(folder, "transformed", types, stream_transform(program, source), **options)
 
 
 class Model(nn.Module):
@@ -42,7 +51,7 @@ def weights():
 
 
 def test_files_hold_what_a_run_gives(program, weights, tmp_path: Path):
-    files = write_transformed(program, weights, tmp_path, "transformed", shard_bytes=300_000)
+    files = write(program, weights, tmp_path, shard_bytes=300_000)
     assert files[-1].name == "transformed.safetensors.index.json"
     read = {name: tensor for file in files[:-1] for name, tensor in load_file(file).items()}
     fused = [name for name in read if "fused" in name]
@@ -57,7 +66,7 @@ def test_memory_stays_within_the_plan_for_files(program, weights, tmp_path: Path
     source = CopyingSource(weights)
     plan = plan_transform(program, source)
     with LiveBytes() as memory:
-        write_transformed(program, source, tmp_path, "transformed")
+        write(program, source, tmp_path)
     assert memory.peak <= plan.peak_bytes
     assert plan.peak_bytes < plan.resident_bytes
 
@@ -70,5 +79,5 @@ def test_a_weight_that_cannot_be_read_leaves_nothing_behind(program, weights, tm
             return super().tensor(name)
 
     with pytest.raises(LoadError, match="Input/output error"):
-        write_transformed(program, Broken(weights), tmp_path, "transformed")
+        write(program, Broken(weights), tmp_path)
     assert not list(tmp_path.iterdir())
