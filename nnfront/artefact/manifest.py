@@ -24,8 +24,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,19 +38,6 @@ from nnfront.weights.checkpoint import MANIFEST
 
 FORMAT = "nnfront artefact"
 SCHEMA = 3
-_KEYS = (
-    "format",
-    "schema",
-    "nnfront",
-    "target",
-    "methods",
-    "dims",
-    "weights",
-    "orders",
-    "llm",
-    "files",
-    "sha256",
-)
 _RANKS = "ranks"
 
 
@@ -79,14 +67,14 @@ class Manifest:
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     llm: TextModel | None = None
     ranks: int = 1
-    version: str = nnfront.__version__
+    nnfront: str = nnfront.__version__
 
     def text(self) -> str:
         """Return the file's text."""
         fields: dict[str, Any] = {
             "format": FORMAT,
             "schema": 3 if self.ranks > 1 else 2 if any("/" in name for name in self.files) else 1,
-            "nnfront": self.version,
+            "nnfront": self.nnfront,
             "target": self.target,
             "methods": dict(self.methods),
             "dims": dict(self.dims),
@@ -97,6 +85,9 @@ class Manifest:
             "files": {name: _digest_fields(digest) for name, digest in self.files.items()},
         }
         return json.dumps({**fields, "sha256": digest_of_fields(fields)}, indent=1, ensure_ascii=False) + "\n"
+
+
+_KEYS = ("format", "schema", *(each.name for each in fields(Manifest) if each.name != _RANKS), "sha256")
 
 
 def digest_of_fields(fields: Mapping[str, Any]) -> str:
@@ -143,10 +134,7 @@ class _Reader:
             self.table(fields["methods"], "methods", self.text),
             self.table(fields["dims"], "dims", self.count),
             self.files(fields["files"]),
-            {
-                origin: self.table(names, f"weights.{origin}", self.text)
-                for origin, names in self.mapping(fields["weights"], "weights").items()
-            },
+            self.table(fields["weights"], "weights", partial(self.table, read=self.text)),
             self.table(fields["orders"], "orders", self.numbers),
             None if fields["llm"] is None else self.llm(fields["llm"]),
             self.ranks(fields.get(_RANKS, 1), fields["schema"]),
@@ -184,7 +172,7 @@ class _Reader:
             self.fail(f"{where} is {shown(value)}, expected an object")
         return value
 
-    def table(self, value: Any, where: str, read: Any) -> dict[str, Any]:
+    def table(self, value: Any, where: str, read: Callable[[Any, str], Any]) -> dict[str, Any]:
         return {name: read(item, f"{where}.{name}") for name, item in self.mapping(value, where).items()}
 
     def text(self, value: Any, where: str) -> str:

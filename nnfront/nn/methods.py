@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from nnfront import ops
 from nnfront.cases.conditions import to_plain
-from nnfront.dims import Dim, strict_comparisons
+from nnfront.dims import Dim, Symbol, strict_comparisons
 from nnfront.errors import TraceError
 from nnfront.ir import (
     NO_ATTRS,
@@ -31,6 +31,7 @@ from nnfront.nn import spec as specs
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.dim_facts import known_facts, with_facts_type
 from nnfront.nn.effect import Effect
+from nnfront.nn.loop import trace_scan
 from nnfront.nn.mode import active_mode
 from nnfront.nn.opaque import Object
 from nnfront.nn.shared_layers import Subroutines
@@ -40,7 +41,11 @@ from nnfront.nn.trace_state import Frame, Tree
 
 
 class MethodTrace(Trace):
-    """A trace that makes functions of whole methods."""
+    """A trace that makes functions of whole methods, and private ones of what is in them."""
+
+    def __init__(self, tree: Tree, facts: Mapping[Symbol, Symbol], reserved: Iterable[str] = ()) -> None:
+        super().__init__(tree, facts, reserved)
+        self.subroutines = Subroutines(self)
 
     def method_function(self, name: str, spec: specs.MethodSpec) -> Function:
         """Trace one method."""
@@ -70,6 +75,31 @@ class MethodTrace(Trace):
             joined = [self._join(cache) for cache in caches]
             result = frame.builder.emit(Tuple((result, *joined)), "results")
         return self._finish(frame, result, spec)
+
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Trace the body of a loop into a private function and emit the loop."""
+        return trace_scan(self, body, carry, xs, axis)
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module's forward. One that occurs many times is traced once, into a private function that is called from then on (`shared_layers`)."""
+        outer = self.path
+        path = self.tree.names.get(id(module))
+        if path is None:  # made inside the method
+            self.path = f"{outer}.{type(module).__name__}".lstrip(".")
+        else:
+            prefix = self.frame.prefix
+            self.path = path[len(prefix) + 1 :] if prefix and path.startswith(prefix) else path
+        try:
+            if id(module) in self.tree.shareable:
+                called, result = self.subroutines.call(module, path or "", args, kwargs)
+                if called:
+                    return result
+            return module.forward(*args, **kwargs)
+        except Exception as error:
+            self.explain(error)
+            raise
+        finally:
+            self.path = outer
 
     def _state(self, path: str, effect: Effect) -> tuple[Tensor, ...]:
         """Make the arguments that hold an effect's state."""
@@ -173,7 +203,7 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
 
     Raises TraceError, InferError or DimError with the module path, the method and the author's source line.
     """
-    mode = MethodTrace(tree, known_facts(spec, tree.parameters), Subroutines, spec.methods)
+    mode = MethodTrace(tree, known_facts(spec, tree.parameters), spec.methods)
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
     if any(method.effect_mode != "none" for method in spec.methods.values()) and tree.effects:
         methods.insert(0, mode.initial_states(tree.effects.values()))

@@ -35,7 +35,6 @@ from nnfront.nn.layer_equivalence import (
     static_key,
     stop_recording,
 )
-from nnfront.nn.loop import trace_scan
 from nnfront.nn.opaque import Object, kind_of
 from nnfront.nn.pytree import flatten, unflatten
 from nnfront.nn.tensor import Tensor
@@ -94,10 +93,6 @@ class Subroutines:
             return False, None
         known.append(subroutine)
         return True, self._emit_call(subroutine, leaves, subroutine.reads.tensors)
-
-    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
-        """Trace the body of a loop into a private function and emit the loop."""
-        return trace_scan(self.trace, body, carry, xs, axis)
 
     def _trace_shared(
         self, module: Any, path: str, structure: Any, leaves: list[Any], names: list[str]

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tracing mode: each op that a method applies becomes a binding, each use of a parameter or formula a weight.
 
-A `Trace` does not know `Module`: it works on a `Tree` of parameters and names. A module that occurs many times is traced once into
-a private function, whose parameters are the weights it read, and called from then on (see `shared_layers`). `methods` makes whole
-functions with it.
+A `Trace` does not know `Module`: it works on a `Tree` of parameters and names. `loop` and `shared_layers` make private functions with it, `methods` whole ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -51,31 +49,14 @@ from nnfront.nn.trace_state import Frame, Tree
 from nnfront.ops.constants import constant
 
 
-class Sharing(Protocol):
-    """Lets modules that agree share one private function."""
-
-    def call(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """Call a module through the private function of one that agrees with it; (False, None) where that cannot be."""
-
-    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
-        """Trace the body of a loop into a private function and emit the loop."""
-
-
 class Trace:
     """The tracing mode: one export of one or several methods into one module."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        facts: Mapping[Symbol, Symbol],
-        share: Callable[[Trace], Sharing],
-        reserved: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, tree: Tree, facts: Mapping[Symbol, Symbol], reserved: Iterable[str] = ()) -> None:
         self.tree = tree
         self.facts = facts
         self.functions: dict[str, Function] = {}
         self.function_names = Names(reserved)
-        self.subroutines = share(self)
         self.frame: Frame
         self._types: dict[Type, Type] = {}
         self.effects: dict[int, tuple[Tensor, ...]] = {}
@@ -214,33 +195,6 @@ class Trace:
         for i, part in zip(written, parts[len(leaves_a) :], strict=True):
             handles[i][0].handle = part
         return unflatten(structure, [self.wrap(p, p.type, k) for p, k in zip(parts, kinds, strict=False)])
-
-    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
-        """Emit a loop."""
-        return self.subroutines.scan(body, carry, xs, axis)
-
-    # Modules.
-
-    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module's forward, through a private function if its trace is shared."""
-        outer = self.path
-        path = self.tree.names.get(id(module))
-        if path is None:  # made inside the method
-            self.path = f"{outer}.{type(module).__name__}".lstrip(".")
-        else:
-            prefix = self.frame.prefix
-            self.path = path[len(prefix) + 1 :] if prefix and path.startswith(prefix) else path
-        try:
-            if id(module) in self.tree.shareable:
-                called, result = self.subroutines.call(module, path or "", args, kwargs)
-                if called:
-                    return result
-            return module.forward(*args, **kwargs)
-        except Exception as error:
-            self.explain(error)
-            raise
-        finally:
-            self.path = outer
 
     # Operands.
 
