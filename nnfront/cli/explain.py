@@ -59,7 +59,6 @@ def main(args: argparse.Namespace) -> int:
     session = loading.load(args).session
     if len(methods) != 1:
         raise RunError("--profile measures one method", details=[f"methods are {', '.join(session)}"])
-    _check(methods[0], session)
     drawn = session.random_arguments(
         methods[0], filled=FILLED if args.filled is None else args.filled, **sizes
     )

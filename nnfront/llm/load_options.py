@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all that loads a folder's model asks of its arguments, and how it opens an artefact in the place of a folder."""
+"""What all that loads a folder's model asks of its arguments, which class loads it, and how an artefact is opened in the place of a folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,36 @@ import torch
 import nnfront
 from nnfront.artefact.folder import ArtefactFiles, read_artefact
 from nnfront.artefact.loader import session_of
-from nnfront.artefact.manifest import TextModel
+from nnfront.artefact.manifest import TextModel, read_manifest
 from nnfront.backends.registry import parts_of
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError
-from nnfront.llm.methods import SEQ2SEQ
+from nnfront.files import Folder
+from nnfront.llm.methods import EMBEDDER, SEQ2SEQ, WITH_IMAGES
 from nnfront.session import Session
+from nnfront.weights.checkpoint import is_artefact
 
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
+
+KINDS = {"Seq2Seq": SEQ2SEQ, "VisionLanguageModel": WITH_IMAGES, "Embedder": EMBEDDER}
+"""Classes that load models, by the methods that these have."""
+
+
+def kind_of_model(path: str | Path, model_file: str | Path | None = None) -> str:
+    """Return the name of the class that loads the model of a folder or an artefact: Seq2Seq, VisionLanguageModel,
+    Embedder (which loads no artefacts), or LLM for all others.
+
+    Reads config.json, or the manifest, alone. Raises LoadError as `LLM.load` does.
+    """
+    if is_made := is_artefact(path):
+        methods = {*read_manifest(Folder(path)).methods}
+    else:
+        from nnfront.llm.hf_folder import methods_of  # here: an artefact loads without what exports
+
+        methods = {*methods_of(path, model_file)}
+    found = next((kind for kind, needed in KINDS.items() if methods.issuperset(needed)), "LLM")
+    return "LLM" if is_made and found == "Embedder" else found
 
 
 def stored_as(kv_quant: str | None) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.language_model import LLM
-from nnfront.llm.methods import WITH_IMAGES
+from nnfront.llm.methods import WITH_IMAGES, require_methods
 from nnfront.llm.prompts import check_prompts
 from nnfront.llm.sampling import Sampler, until_end
 from nnfront.llm.tokenizer import until
@@ -29,12 +29,8 @@ class VisionLanguageModel:
 
     def __init__(self, llm: LLM) -> None:
         """Raises LoadError for a language model without the methods that images need."""
-        if missing := [name for name in WITH_IMAGES if name not in llm.session.methods]:
-            raise LoadError(
-                f"{llm.path} holds a language model that sees no images",
-                details=[f"there is no method {name!r}" for name in missing],
-                help="nnfront.LLM.load(DIR) loads it",
-            )
+        help, what = "nnfront.LLM.load(DIR) loads it", "language model that sees images"
+        require_methods(llm.path, what, WITH_IMAGES, llm.session.methods, help)
         self.llm = llm
 
     @staticmethod

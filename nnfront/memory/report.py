@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 from nnfront import dtypes
 from nnfront.errors import LowerError
@@ -23,34 +23,28 @@ HEADER = ("method", "arguments", "caches", "values", "workspace", "peak", "at th
 LISTED = 8
 
 
-class Kept(NamedTuple):
-    """Bytes that the layers of caches keep under one name: of one token, of one sequence."""
-
-    token: int
-    sequence: int
-
-
 @dataclass(frozen=True)
 class MethodMemory:
     """Bytes of one method: of the arguments and caches, which the caller holds, and the plan of what a call takes.
 
-    `kept` is what its caches keep in all layers together, by the names of buffers.
+    `of_token`, `of_sequence` are what its caches keep of one in all layers together, by the names of buffers.
     """
 
     arguments: int
     caches: int
     plan: MemoryPlan
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    of_token: Mapping[str, int]
+    of_sequence: Mapping[str, int]
 
     @property
     def token(self) -> int:
         """Bytes of one token in all layers of its caches."""
-        return sum(each.token for each in self.kept.values())
+        return sum(self.of_token.values())
 
     @property
     def sequence(self) -> int:
         """Bytes of what its caches keep of one sequence, however long it is."""
-        return sum(each.sequence for each in self.kept.values())
+        return sum(self.of_sequence.values())
 
     @property
     def workspace(self) -> int:
@@ -105,13 +99,10 @@ class MemoryReport:
     def _caches(self) -> Iterator[str]:
         """What caches keep: of each token, and of each sequence."""
         largest = max(self.methods.values(), key=lambda m: (m.token, m.sequence), default=None)
-        kept = largest.kept if largest is not None else {}
-        for what, sizes in (
-            ("token", {name: each.token for name, each in kept.items()}),
-            ("sequence", {name: each.sequence for name, each in kept.items()}),
-        ):
-            parts = [f"{name} {bytes_text(size)}" for name, size in sizes.items() if size]
-            if parts:
+        kept = [] if largest is None else [("token", largest.of_token), ("sequence", largest.of_sequence)]
+        for what, sizes in kept:
+            if sizes:
+                parts = [f"{name} {bytes_text(size)}" for name, size in sizes.items()]
                 yield f"caches keep {bytes_text(sum(sizes.values()))} a {what}: {', '.join(parts)}"
 
 
@@ -136,7 +127,7 @@ def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPoli
             sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "input"),
             sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "state"),
             plan,
-            _kept(a.type for a in method.arguments if a.role == "state"),
+            *_kept(a.type for a in method.arguments if a.role == "state"),
         )
     return MemoryReport(dict(sizes), sum(weights.values()), methods)
 
@@ -155,16 +146,14 @@ def _bytes_of(type: Type, extents: Extents, policy: MemoryPolicy) -> int:
             return 0
 
 
-def _kept(caches: Iterable[Type]) -> dict[str, Kept]:
-    """What the layers of caches keep, by the names of their buffers."""
-    kept: dict[str, Kept] = {}
+def _kept(caches: Iterable[Type]) -> tuple[Counter[str], Counter[str]]:
+    """What the layers of caches keep of a token and of a sequence, by the names of their buffers."""
+    of_token, of_sequence = Counter[str](), Counter[str]()
     for layer in (layer for cache in caches if isinstance(cache, StateType) for layer in cache.layers):
-        for buffers, token in ((layer.per_token, 1), (layer.per_sequence, 0)):
+        for kept, buffers in ((of_token, layer.per_token), (of_sequence, layer.per_sequence)):
             for buffer in buffers:
-                size = prod(buffer.shape) * dtypes.size_bytes(buffer.dtype)
-                before = kept.get(buffer.name, Kept(0, 0))
-                kept[buffer.name] = Kept(before.token + size * token, before.sequence + size * (not token))
-    return kept
+                kept[buffer.name] += prod(buffer.shape) * dtypes.size_bytes(buffer.dtype)
+    return of_token, of_sequence
 
 
 def _row(name: str, memory: MethodMemory) -> tuple[str, ...]:

@@ -243,9 +243,7 @@ class _Loop:
             slices = [trace.wrap(frame.builder.param("x", t, "input"), t) for t in steps]
             result = body(unflatten(self.carry_structure, inside), unflatten(xs_structure, slices))
             self.function = self._finished(frame, result, before)
-            if trace.effects.keys() ^ effects.keys() or any(
-                trace.effects[key] is not state for key, state in effects.items()
-            ):
+            if trace.changes_effects(effects):
                 raise TraceError(
                     "op.scan: the body changes the state of an effect",
                     help="carry it, and set it after the loop",

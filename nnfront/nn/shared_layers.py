@@ -111,9 +111,7 @@ class Subroutines:
             result_structure, result_leaves = flatten(module.forward(*args, **kwargs), _is_argument)
             static_key(result_structure)
             result = self._shared_result(result_leaves)
-            changed = self.trace.effects.keys() ^ effects.keys() or any(
-                self.trace.effects[key] is not state for key, state in effects.items()
-            )
+            changed = self.trace.changes_effects(effects)
         finally:
             stop_recording(token)
             self.trace.frame, self.trace.path = outer_frame, outer_path

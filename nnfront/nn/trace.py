@@ -196,6 +196,11 @@ class Trace:
             handles[i][0].handle = part
         return unflatten(structure, [self.wrap(p, p.type, k) for p, k in zip(parts, kinds, strict=False)])
 
+    def changes_effects(self, before: Mapping[int, tuple[Tensor, ...]]) -> bool:
+        """Whether the state of an effect is another than it was."""
+        after = self.effects
+        return after.keys() != before.keys() or any(after[key] is not state for key, state in before.items())
+
     # Operands.
 
     def atom(self, x: Any, op: Op) -> Atom | None:

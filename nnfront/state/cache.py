@@ -170,11 +170,6 @@ class Cache(Sequence[CacheLayer]):
         return self._layers[0].lengths if self._layers else SequenceLengths(())
 
     @property
-    def lengths_tensor(self) -> torch.Tensor:
-        """How many tokens each sequence has: int32 [batch], on the device of the cache."""
-        return self._lengths.counts().clone()
-
-    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Size of all buffers in bytes."""

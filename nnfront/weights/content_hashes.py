@@ -37,10 +37,6 @@ class Contents:
         self._known: dict[Path, dict[str, str]] = {}
         self._changed: set[Path] = set()
 
-    def hash(self, name: str) -> str:
-        """Return the hash of a tensor's bytes."""
-        return self.hashes([name])[name]
-
     def hashes(self, names: Iterable[str]) -> dict[str, str]:
         """Return the hashes of several tensors, those that are not remembered computed on all cores.
 

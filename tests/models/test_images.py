@@ -174,7 +174,7 @@ def test_prompts_and_images_that_do_not_fit_are_refused(
     with pytest.raises(RunError, match="the prompt does not fit"):
         model.generate("<img>", [folder / "0.png"], max_new_tokens=1000)
     shipped = "examples/checkpoints/pylib-3m"
-    with pytest.raises(LoadError, match="holds a language model that sees no images"):
+    with pytest.raises(LoadError, match="holds no language model that sees images"):
         nn.VisionLanguageModel.load(shipped)
     assert main(["run", shipped, "-p", "x", "--image", "x.png"]) == 1
     assert f"{shipped} holds a model that sees no images" in capsys.readouterr().err

@@ -304,13 +304,13 @@ def test_the_lengths_are_a_tensor_as_well(page_size):
     cache, model = new_cache(3, 20, (None, 4), page_size=page_size), ListCache(3, (None, 4))
     step(cache, model, 0, 3, 3, True)
     step(cache, model, 1, 1, 6, True)
-    assert cache.lengths_tensor.dtype == torch.int32
-    assert cache.lengths_tensor.tolist() == [3, 9, 3]
-    assert cache.rows(1, 3).lengths_tensor.tolist() == [9, 3]
+    assert cache[0].lengths.counts().dtype == torch.int32
+    assert cache[0].lengths.counts().tolist() == [3, 9, 3]
+    assert cache.rows(1, 3)[0].lengths.counts().tolist() == [9, 3]
     cache.rows(1).truncate(8)
-    assert cache.lengths_tensor.tolist() == [3, 8, 3]
+    assert cache[0].lengths.counts().tolist() == [3, 8, 3]
     cache.reset()
-    assert cache.lengths_tensor.tolist() == [0, 0, 0]
+    assert cache[0].lengths.counts().tolist() == [0, 0, 0]
 
 
 @both
@@ -321,7 +321,7 @@ def test_a_batch_may_be_empty(page_size):
             assert attention(layer, *tokens(0, 3), use_kernel=True).shape == (0, 3, HEADS, SIZE)
             assert attention(layer, *tokens(0, 1), use_kernel=False).shape == (0, 1, HEADS, SIZE)
         part.reset()
-        assert part.lengths == part.lengths_tensor.tolist() == []
+        assert part.lengths == part[0].lengths.counts().tolist() == []
 
 
 @both
