@@ -178,7 +178,6 @@ def test_nothing_but_this_opens_files_from_outside() -> None:
         "ir/literals.py: json.load",
         "cli/chat.py: .read_bytes(",  # what the user names on the command line
         "cli/text_file.py: .read_bytes(",
-        "cli/serve.py: .read_text(",
         "llm/model_files.py: .read_bytes(",
         "memory/free_memory.py: .read_text(",  # of the system's
     }

@@ -327,8 +327,11 @@ class LLM:
     def _stepping(self, batch: int, length: int) -> Iterator[Stepping]:
         """An empty cache for sequences of so many tokens, and steps over it.
 
-        It is that of the generation before, if that is over and it will do: steps are captured for the memory of one cache.
+        On a GPU it is that of the generation before, if that is over and it will do: steps are captured for the memory of one cache.
         """
+        if not self.session.backend.captures:
+            yield Stepping(self.session.make_cache(batch=batch, max_seq=length, stored_as=self.stored_as))
+            return
         spare, self._spare = self._spare, None
         if spare is None or spare.cache.batch != batch or spare.cache.max_seq < length:
             spare = None  # its memory may be needed for the next one

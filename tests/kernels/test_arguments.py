@@ -22,7 +22,7 @@ WRONG = [
     ({"x": tensor(8, 3).T}, r"x must have adjacent elements along its last axis, got strides \[1, 3\]\n  help: x.contiguous"),
     ({"bias": tensor(4)}, r"bias must be a dense \[5\], got \[4\]"),
     ({"residual": tensor(3, 4)}, r"residual must have shape \[3, 5\], got \[3, 4\]"),
-    ({"activation": "relu6"}, "activation must be one of none, silu, gelu, gelu_tanh, got 'relu6'"),
+    ({"activation": "relu6"}, "activation must be one of none, silu, gelu, gelu_tanh, relu, relu2, got 'relu6'"),
     ({"gated": True}, "a gated weight interleaves two matrices, got an odd number of rows: 5"),
     ({"out_dtype": torch.int8}, "out_dtype must be float16, bfloat16 or float32, got torch.int8"),
     ({"out": tensor(3, 6)}, r"out must have shape \[3, 5\], got \[3, 6\]"),
