@@ -33,9 +33,10 @@ INLINE int vectors_in_step(const Stored how) { return factors_in_step(how) + par
 
 enum { ALIGNED = 64, TOTALS_ROWS = 4 };
 
-FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows) {
+// Add to sums, [output, row], of `each` outputs from `at` on.
+FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows, const int each) {
     if (in_blocks(how)) add_blocks(p, how, sums, at, first, end, rows);
-    else add_steps(p, c, how, sums, at, first, end, rows);
+    else add_steps(p, c, how, sums, at, first, end, rows, each);
 }
 
 // The sums of an output and of the first rows, `next` apart, before its steps are added.
@@ -47,23 +48,34 @@ FAST INLINE void begin_sums(const Quantized *p, const Stored how, Floats *sums, 
 
 typedef float Totals[ROWS_TOGETHER_MOST][OUTPUTS_TOGETHER + FLOATS];
 
+// Add to the sums `of` rows and outputs what the steps `first` to `end` of outputs `i` to `i + each`, counted from `at`, contribute.
+FAST INLINE void add_to_outputs(const Quantized *p, const Constants *c, const Stored how, Floats (*of)[OUTPUTS_TOGETHER], Py_ssize_t at, int i, Py_ssize_t first, Py_ssize_t end,
+                                const int rows, const int each) {
+    Floats sums[ROWS_AT_ONCE];
+#pragma GCC unroll 4
+    for (int j = 0; j < each; j++)
+        if (!first) begin_sums(p, how, sums + j * rows, 1, at + i + j, rows);
+        else
+#pragma GCC unroll 8
+            for (int row = 0; row < rows; row++) sums[j * rows + row] = of[row][i + j];
+    add_any(p, c, how, sums, at + i, first, end, rows, each);
+#pragma GCC unroll 8
+    for (int j = 0; j < each * rows; j++) of[j % rows][i + j / rows] = sums[j];
+}
+
 // The totals of `count` outputs from `at` on and of a few rows, decoded in registers; `how` and `rows` are constants wherever this is inlined.
 FAST INLINE void few_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, const int rows) {
     const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
+    const int each = in_blocks(how) ? 1 : outputs_in_turn(rows);
     Floats of[ROWS_AT_ONCE][OUTPUTS_TOGETHER];
     for (int row = 0; row < rows; row++)
         for (int i = count; i < OUTPUTS_TOGETHER; i++) of[row][i] = all(0.0f);
-    for (Py_ssize_t first = 0; first < steps; first += p->turn)
-        for (int i = 0; i < count; i++) {
-            Floats sums[ROWS_AT_ONCE];
-            if (!first) begin_sums(p, how, sums, 1, at + i, rows);
-            else
-#pragma GCC unroll 8
-                for (int row = 0; row < rows; row++) sums[row] = of[row][i];
-            add_any(p, c, how, sums, at + i, first, first + p->turn < steps ? first + p->turn : steps, rows);
-#pragma GCC unroll 8
-            for (int row = 0; row < rows; row++) of[row][i] = sums[row];
-        }
+    for (Py_ssize_t first = 0; first < steps; first += p->turn) {
+        const Py_ssize_t end = first + p->turn < steps ? first + p->turn : steps;
+        int i = 0;
+        for (; i + each <= count; i += each) add_to_outputs(p, c, how, of, at, i, first, end, rows, each);
+        for (; i < count; i++) add_to_outputs(p, c, how, of, at, i, first, end, rows, 1);
+    }
     for (int row = 0; row < rows; row++) {
         float of_row[16];
         store_totals(of_row, of[row], OUTPUTS_TOGETHER);
@@ -143,7 +155,7 @@ FAST INLINE void many_totals(const Quantized *p, const Constants *c, const Store
     for (int j = 0; j < PANEL_OUTPUTS; j++) begin_sums(p, how, sums[j / BLOCK_OUTPUTS] + j % BLOCK_OUTPUTS, BLOCK_OUTPUTS, at + (j < count ? j : 0), p->usual);
     for (Py_ssize_t first = 0; first < steps; first += p->turn) {
         const Py_ssize_t end = first + p->turn < steps ? first + p->turn : steps;
-        for (int j = 0; j < count; j++) add_any(p, c, how, decoded + j * next, at + j, first, end, 0);
+        for (int j = 0; j < count; j++) add_any(p, c, how, decoded + j * next, at + j, first, end, 0, 1);
         for (Py_ssize_t block = 0; block < blocks; block++) {
             const Py_ssize_t from = p->usual * block / blocks;
             const Element *x = p->x + from * p->stride + first * elements_in_step(how);

@@ -11,8 +11,8 @@
 
 enum {
     BYTES = 64,  // of quantised values in a step
-    PARTS = 4,   // vectors that they become at most
     QUARTER = BYTES / 4,
+    OUTPUTS_IN_TURN = 4,
 };
 
 #define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
@@ -125,75 +125,75 @@ FAST INLINE __m512 sixteen(const uint8_t *quantized, const bool is_whole, __mmas
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// BYTES of quantised values as vectors of bfloat16.
-FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *quantized, const bool is_whole, __mmask64 there, __m512bh *to) {
-    if (how <= INT8_GROUPS) {
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++)
-            to[i] = _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, i + 2), sixteen(quantized, is_whole, there, i));
-        return;
-    }
-    const __m512i words = is_whole ? _mm512_loadu_si512(quantized) : _mm512_maskz_loadu_epi8(there, quantized);
-    if (is_float8(how)) {
-        to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
-        to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
-    } else {
-        to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
-        to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
-        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), c->table[0]);
-        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), c->table[0]);
-    }
+// Vector `k` of what the quantised values of a step become, as bfloat16; `words` are these values where they are looked up.
+FAST INLINE __m512bh decode(const Constants *c, const Stored how, const uint8_t *quantized, __m512i words, const bool is_whole, __mmask64 there, const int k) {
+    if (how <= INT8_GROUPS) return _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, k + 2), sixteen(quantized, is_whole, there, k));
+    if (is_float8(how)) return k ? float8(c->table, _mm512_srli_epi16(words, 8), words) : float8(c->table, words, _mm512_slli_epi16(words, 8));
+    return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), c->table[0]);
 }
 
-// Add to `sums` what the quantised values of step `i` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
-FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
-                          const bool is_whole) {
-    const int parts = parts_of(how);
-    const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
+// What the sums of the lanes of step `i` of output `at` are scaled by.
+FAST INLINE Floats step_scales(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Py_ssize_t i, const bool is_whole, __mmask64 there) {
+    const int parts = parts_of(how), log = scale_bytes_log2(p->kind);
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
-    const int log = scale_bytes_log2(p->kind);
     const char *from = (const char *)p->scales + (first << log);
-    Floats scales = all(1.0f);
     if (how >= INT4_GROUPS) {
         const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
         _mm_prefetch(from + (p->ahead >> (p->shift - 1 - log)), _MM_HINT_T1);
-        if (p->kind != BFLOAT16_SCALES)
-            scales = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), group_scales(p, at, group, exist));
-        else
-            scales = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
-    } else if (is_grouped(how)) {
-        _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
-        scales = all(scale_at(p->scales, p->kind, first));
-        if (how == INT8_GROUPS && 1 << p->shift == LANES && (is_whole || there >> LANES)) scales = _mm512_mask_mov_ps(scales, 0xFF00, all(scale_at(p->scales, p->kind, first + 1)));
+        if (p->kind != BFLOAT16_SCALES) return _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), group_scales(p, at, group, exist));
+        return (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
     }
+    if (!is_grouped(how)) return all(1.0f);
+    _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
+    const Floats scales = all(scale_at(p->scales, p->kind, first));
+    if (how != INT8_GROUPS || 1 << p->shift != LANES || !(is_whole || there >> LANES)) return scales;
+    return _mm512_mask_mov_ps(scales, 0xFF00, all(scale_at(p->scales, p->kind, first + 1)));
+}
+
+// How many outputs a few rows of x are multiplied with in turn.
+INLINE int outputs_in_turn(const int rows) { return rows == 1 ? OUTPUTS_IN_TURN : rows == 2 ? OUTPUTS_IN_TURN / 2 : 1; }
+
+// Add to `sums`, [output, row], what the quantised values of step `i` of `each` outputs from `at` on and the first rows of x contribute; of no rows write there what these are
+// multiplied with, decoded. Outputs take turns: the products of one wait for each other, and would fill what the processor looks ahead.
+FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows, const int each,
+                          const bool is_whole) {
+    const int parts = parts_of(how);
+    const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
     const uint8_t *quantized = p->quantized + at * p->bytes + i * BYTES;
-    __m512bh some[PARTS];
-    _mm_prefetch(quantized + p->ahead, _MM_HINT_T1);
-    decode(c, how, quantized, is_whole, there, some);
-    if (!rows)
+    __m512i words[OUTPUTS_IN_TURN];
+    Floats scales[OUTPUTS_IN_TURN], part[ROWS_AT_ONCE];
 #pragma GCC unroll 4
-        for (int k = 0; k < parts; k++) {
-            sums[k] = (Floats)some[k];
-            if (is_grouped(how)) sums[parts] = scales;
-        }
-#pragma GCC unroll 8
-    for (int row = 0; row < rows; row++) {
-        const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
-        Floats part = _mm512_setzero_ps();
-#pragma GCC unroll 4
-        for (int k = 0; k < parts; k++) part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
-        sums[row] = is_grouped(how) ? fused(part, scales, sums[row]) : sums[row] + part;
+    for (int j = 0; j < each; j++) {
+        const uint8_t *from = quantized + j * p->bytes;
+        scales[j] = step_scales(p, c, how, at + j, i, is_whole, there);
+        _mm_prefetch(from + p->ahead, _MM_HINT_T1);
+        words[j] = how <= INT8_GROUPS ? _mm512_setzero_si512() : is_whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(there, from);
     }
+#pragma GCC unroll 8
+    for (int j = 0; j < each * rows; j++) part[j] = all(0.0f);
+#pragma GCC unroll 4
+    for (int k = 0; k < parts; k++)
+#pragma GCC unroll 4
+        for (int j = 0; j < each; j++) {
+            const __m512bh some = decode(c, how, quantized + j * p->bytes, words[j], is_whole, there, k);
+            if (!rows) sums[k] = (Floats)some;
+#pragma GCC unroll 8
+            for (int row = 0; row < rows; row++)
+                part[j * rows + row] = _mm512_dpbf16_ps(part[j * rows + row], some, (__m512bh)_mm512_load_si512(p->x + row * p->stride + (i * parts + k) * LANES));
+        }
+    if (!rows && is_grouped(how)) sums[parts] = scales[0];
+#pragma GCC unroll 8
+    for (int j = 0; j < each * rows; j++) sums[j] = is_grouped(how) ? fused(part[j], scales[j / rows], sums[j]) : sums[j] + part[j];
 }
 
 // The same of the steps `first` to `end`.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
-                           const int rows) {
+                           const int rows, const int each) {
     const Py_ssize_t whole = p->bytes / BYTES;
     const int next = rows ? 0 : parts_of(how) + is_grouped(how);
-    for (Py_ssize_t i = first; i < (end < whole ? end : whole); i++, sums += next) add_step(p, c, how, sums, at, i, rows, true);
-    if (end > whole) add_step(p, c, how, sums, at, whole, rows, false);
+    for (Py_ssize_t i = first; i < (end < whole ? end : whole); i++, sums += next) add_step(p, c, how, sums, at, i, rows, each, true);
+    if (end > whole) add_step(p, c, how, sums, at, whole, rows, each, false);
 }
 
 // Whether quantised values are multiplied as less than they stand for before their zero points are taken from them, and by how much.
