@@ -54,51 +54,6 @@ INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
 INLINE Py_ssize_t most(Py_ssize_t a, Py_ssize_t b) { return a > b ? a : b; }
 INLINE Py_ssize_t rounded_up(Py_ssize_t count, Py_ssize_t to) { return (count + to - 1) / to * to; }
 
-// Of each 16 bytes the first two, or the last two, pairs of two vectors in turn; `halves` of twice as long.
-#if AVX512
-#define IN_TURN(name, type, bits) \
-    FAST INLINE Bits name(Bits x, Bits y) { return (Bits)_mm512_unpack##type##_epi##bits((__m512i)x, (__m512i)y); }
-#elif AVX2
-#define IN_TURN(name, type, bits) \
-    FAST INLINE Bits name(Bits x, Bits y) { return (Bits)_mm256_unpack##type##_epi##bits((__m256i)x, (__m256i)y); }
-#endif
-#if AVX512 || AVX2
-IN_TURN(first_pairs, lo, 32) IN_TURN(last_pairs, hi, 32) IN_TURN(first_halves, lo, 64) IN_TURN(last_halves, hi, 64)
-#undef IN_TURN
-#else
-FAST INLINE Bits first_pairs(Bits x, Bits y) { return (Bits){x[0], y[0], x[1], y[1]}; }
-FAST INLINE Bits last_pairs(Bits x, Bits y) { return (Bits){x[2], y[2], x[3], y[3]}; }
-FAST INLINE Bits first_halves(Bits x, Bits y) { return (Bits){x[0], x[1], y[0], y[1]}; }
-FAST INLINE Bits last_halves(Bits x, Bits y) { return (Bits){x[2], x[3], y[2], y[3]}; }
-#endif
-
-// Swap rows and columns of FLOATS times FLOATS.
-FAST INLINE void transpose(Bits *rows) {
-    Bits some[FLOATS];
-#pragma GCC unroll 4
-    for (int i = 0; i < FLOATS; i += 4) {  // within 16 bytes
-        const Bits a = first_pairs(rows[i], rows[i + 1]), b = last_pairs(rows[i], rows[i + 1]);
-        const Bits c = first_pairs(rows[i + 2], rows[i + 3]), d = last_pairs(rows[i + 2], rows[i + 3]);
-        some[i] = first_halves(a, c), some[i + 1] = last_halves(a, c), some[i + 2] = first_halves(b, d), some[i + 3] = last_halves(b, d);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-#if AVX512
-        const __m512i even = _mm512_shuffle_i32x4((__m512i)some[j], (__m512i)some[4 + j], 0x88);
-        const __m512i odd = _mm512_shuffle_i32x4((__m512i)some[j], (__m512i)some[4 + j], 0xDD);
-        const __m512i more_even = _mm512_shuffle_i32x4((__m512i)some[8 + j], (__m512i)some[12 + j], 0x88);
-        const __m512i more_odd = _mm512_shuffle_i32x4((__m512i)some[8 + j], (__m512i)some[12 + j], 0xDD);
-        rows[j] = (Bits)_mm512_shuffle_i32x4(even, more_even, 0x88), rows[8 + j] = (Bits)_mm512_shuffle_i32x4(even, more_even, 0xDD);
-        rows[4 + j] = (Bits)_mm512_shuffle_i32x4(odd, more_odd, 0x88), rows[12 + j] = (Bits)_mm512_shuffle_i32x4(odd, more_odd, 0xDD);
-#elif AVX2
-        rows[j] = (Bits)_mm256_permute2x128_si256((__m256i)some[j], (__m256i)some[4 + j], 0x20);
-        rows[4 + j] = (Bits)_mm256_permute2x128_si256((__m256i)some[j], (__m256i)some[4 + j], 0x31);
-#else
-        rows[j] = some[j];
-#endif
-    }
-}
-
 // LANES features of token i from one on, zero where there are none.
 FAST INLINE Bits features(const Block *b, const uint16_t *const *tokens, Py_ssize_t i, Py_ssize_t at, Py_ssize_t size) {
     if (i < b->start || i >= b->end) return (Bits){0};

@@ -105,55 +105,53 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x) {
 #endif
 }
 
-// Four bytes of each of FLOATS outputs that lie `step` apart; of the last of `there` where there are fewer.
-FAST INLINE Bits four_of_each(const uint8_t *from, Py_ssize_t step, Py_ssize_t there, Py_ssize_t count) {
-    Bits found = {0};
-#if AVX512
-    if (count == FOUR && step < (1 << 26)) {
-        const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        const __m512i last = _mm512_set1_epi32((int)there - 1);
-        return (Bits)_mm512_i32gather_epi32(_mm512_mullo_epi32(_mm512_min_epi32(lanes, last), _mm512_set1_epi32((int)step)), from, 1);
-    }
-#endif
-    for (int lane = 0; lane < FLOATS; lane++) {
-        uint32_t four = 0;
-        const uint8_t *of = from + (lane < there ? lane : there - 1) * step;
-        if (count == FOUR) memcpy(&four, of, FOUR);
-        else memcpy(&four, of, (size_t)count);
-        found[lane] = four;
-    }
-    return found;
-}
+// The output of a lane of a vector of outputs from `at` on; the last one again where there are fewer.
+FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->n->outputs ? at + lane : p->n->outputs - 1; }
 
-// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0, four neighbours of each output together.
+// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
-    const struct multiply_int8 *n = p->n;
-    const Stored how = (Stored)n->stored;
-    const Py_ssize_t bytes = bytes_of(how, n->columns), there = n->outputs - at < FLOATS ? n->outputs - at : FLOATS;
-    const uint8_t *quantized = (const uint8_t *)n->quantized + at * bytes;
-    if (how < INT4_GROUPS) {
-        for (Py_ssize_t column = first; column < end; column += FOUR)
-            *to++ = four_of_each(quantized + column, bytes, there, n->columns - column < FOUR ? n->columns - column : FOUR) ^ 0x80808080;
-        return;
-    }
-    const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
-    for (Py_ssize_t column = first; column < end; column += 2 * FOUR) {
-        const Bits both = four_of_each(quantized + column / 2, bytes, there, FOUR);
-        *to++ = (both & 0x0F0F0F0F) ^ flipped;
-        *to++ = (both >> 4 & 0x0F0F0F0F) ^ flipped;
+    const Stored how = (Stored)p->n->stored;
+    const Py_ssize_t bytes = bytes_of(how, p->n->columns);
+    const uint32_t flipped = how < INT4_GROUPS ? 0x80808080 : how == INT4_GROUPS ? 0x08080808 : 0;
+    for (Py_ssize_t byte = bytes_of(how, first); byte < bytes_of(how, end); byte += VECTOR) {
+        Bits of[FLOATS];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < FLOATS; lane++) {
+            const uint8_t *from = (const uint8_t *)p->n->quantized + output_of(p, at, lane) * bytes + byte;
+            fetch(from + BYTES_AHEAD);
+            of[lane] = some_bytes(from, bytes - byte);
+        }
+        transpose(of);
+        for (int i = 0; i < FLOATS; i++)
+            if (how < INT4_GROUPS) {
+                *to++ = of[i] ^ flipped;
+            } else {
+                *to++ = (of[i] & 0x0F0F0F0F) ^ flipped;
+                *to++ = (of[i] >> 4 & 0x0F0F0F0F) ^ flipped;
+            }
     }
 }
 
-// For each part from `first` on the scales of FLOATS outputs, and what their integers are more than the weight's.
+// For each part from `first` on the scales of FLOATS outputs, and what their integers are more than the weight's; behind `end` to a multiple of FLOATS parts.
 FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *offsets) {
     const struct multiply_int8 *n = p->n;
-    for (Py_ssize_t part = first; part < end; part++)
+    const Scales kind = (Scales)n->scale_kind;
+    const bool has_zeros = n->stored == UINT4_GROUPS;
+    for (Py_ssize_t part = first; part < end; part += FLOATS, scales += FLOATS, offsets += FLOATS) {
+        Bits of[FLOATS], zeros[FLOATS] = {{0}};
         for (int lane = 0; lane < FLOATS; lane++) {
-            const Py_ssize_t output = at + lane < n->outputs ? at + lane : n->outputs - 1;
-            const Py_ssize_t place = n->stored == INT8 ? output : output * n->groups + part;
-            scales[part - first][lane] = scale_at(n->scales, (Scales)n->scale_kind, place);
-            offsets[part - first][lane] = n->stored == UINT4_GROUPS ? (float)((const uint8_t *)n->zeros)[place] : n->stored == INT4_GROUPS ? 8.0f : 128.0f;
+            const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
+            const Lanes there = first_lanes(n->groups - part);
+            of[lane] = (Bits)(n->stored == INT8 ? all(scale_at(n->scales, kind, output)) : scales_there(n->scales, kind, place, there));
+            if (has_zeros) zeros[lane] = bytes_there((const uint8_t *)n->zeros + place, there);
         }
+        transpose(of);
+        if (has_zeros) transpose(zeros);
+        for (int i = 0; i < FLOATS; i++) {
+            scales[i] = (Floats)of[i];
+            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all(n->stored == INT4_GROUPS ? 8.0f : 128.0f);
+        }
+    }
 }
 
 // What a chunk that is in order adds to the sums of a block; `rows` is a constant wherever this is inlined.
@@ -199,7 +197,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
     const Int8 *p = given;
     Bits weight[CHUNK / FOUR];
-    Floats scales[CHUNK / 32], offsets[CHUNK / 32];
+    Floats scales[CHUNK / 32], offsets[CHUNK / 32];  // groups of 32 or more
     float sums[NEAR_ROWS * FLOATS];
     for (; vector < last; vector++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
