@@ -118,7 +118,7 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
 #pragma GCC unroll 16
         for (int lane = 0; lane < FLOATS; lane++) {
             const uint8_t *from = (const uint8_t *)p->n->quantized + output_of(p, at, lane) * bytes + byte;
-            fetch(from + BYTES_AHEAD);
+            fetch((const uint8_t *)p->n->quantized + (at + FLOATS) * bytes + byte * FLOATS + lane * VECTOR);  // of the next vector of outputs, in the order of memory
             of[lane] = some_bytes(from, bytes - byte);
         }
         transpose(of);
