@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from nnfront_models import qwen3_moe
 
 import nnfront as nn
 from nnfront import op, spec
@@ -14,6 +16,7 @@ from nnfront.backends.cuda import graph_safety
 from nnfront.compiler import Executable
 from nnfront.ir import TensorType
 from nnfront.lower import MethodProgram, Run
+from nnfront.passes import QuantScheme
 
 PRODUCTS = {
     "linear",
@@ -131,6 +134,29 @@ def test_experts_are_on_the_kernel_whatever_is_between_their_products(options: d
     made = experts("bfloat16", 8, **options)
     assert "triton_experts" in made.explain(n=4)
     assert graph_safety.why_not(made.program.methods["forward"]) == ""
+
+
+def quantized_experts(scheme: str | QuantScheme) -> Executable:
+    config = dataclasses.replace(qwen3_moe.TINY, dtype="bfloat16", head_dim=64)
+    ir = nn.passes.quantize_weights(qwen3_moe.build(config).export(qwen3_moe.export_spec(config)), scheme)
+    return nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), SM_90)
+
+
+@pytest.mark.parametrize("format", ["int4", "int8", "fp8"])
+def test_calls_with_quantised_experts_are_not_captured_and_it_is_said_why(format: str) -> None:
+    """Which experts have rows is asked on the host: a captured call would go to those of the call that it was captured from."""
+    made = quantized_experts(format)
+    where = "quantized_experts_sorted at model.layers.1.mlp.experts"
+    for name, method in made.program.methods.items():
+        assert f"{name}: not captured, {where} reads a result back to the host" in made.explain()
+        assert graph_safety.why_not(method) != ""
+
+
+def test_calls_with_experts_that_are_kept_as_they_are_are_captured_whatever_else_is_quantised() -> None:
+    made = quantized_experts(QuantScheme("int4", rules=(("*.experts", "keep"),)))
+    kernels = {run.kernel for m in made.program.methods.values() for run in m.body.walk()}
+    assert {"triton_experts", "triton_int4"} <= kernels
+    assert "decode: captured, calls of up to 256 rows" in made.explain()
 
 
 def test_a_kernel_says_what_it_does_not_know_about_experts() -> None:

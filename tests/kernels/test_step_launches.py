@@ -21,6 +21,8 @@ import nnfront as nn
 from nnfront.backends.cuda.sampling import DeviceSampler
 from nnfront.backends.device import META, default_device, overriding_device
 from nnfront.backends.registry import backend_of
+from nnfront.backends.table import resolver
+from nnfront.lower import Run
 
 CONFIG = dataclasses.replace(
     llama.TINY, dtype="bfloat16", hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=512
@@ -150,6 +152,50 @@ def test_beside_its_layers_a_captured_step_looks_tokens_up_turns_positions_and_m
 def test_an_adapter_of_a_product_takes_two_launches_more():
     plain = of_a_layer(None, 2)
     assert of_a_layer(None, 2, adapters=True) == plain | {"shrink": 1, "expand": 1}
+
+
+def launches_of_experts(quant: str | None, top_k: int) -> list[str]:
+    """Of a token's experts: launches, and ops of torch. Tensors are on the CPU: where experts are quantised, the host asks for values."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            sizes = (16, 256, 128), (16, 128, 128)
+            self.gate_up, self.down = (nn.Parameter(size, "bfloat16") for size in sizes)
+
+        def forward(self, x: nn.Tensor, experts: nn.Tensor, shares: nn.Tensor) -> nn.Tensor:
+            return nn.op.moe_mlp(x, self.gate_up, self.down, experts, shares)
+
+    choice = {
+        "experts": nn.spec.Tensor(["n", top_k], "int64"),
+        "shares": nn.spec.Tensor(["n", top_k], "bfloat16"),
+    }
+    ir = Layer().export({"forward": {"x": nn.spec.Tensor(["n", 128], "bfloat16"), **choice}})
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    method = nn.compile(ir, target="cuda:sm_90").program.methods["forward"]
+    (run,) = (run for run in method.body.walk() if isinstance(run, Run) and "experts" in run.op)
+    operands: list[torch.Tensor | None] = []
+    for type in (method.slots[slot].type for slot in run.inputs):
+        sizes = [size if isinstance(size, int) else 1 for size in type.shape] if type is not None else []
+        operands.append(None if type is None else torch.zeros(sizes, dtype=getattr(torch, type.dtype)))
+        if type is not None and type.dtype == "int64":
+            operands[-1] = torch.arange(top_k)[None]
+    names: list[str] = []
+    computed = resolver("cuda:sm_90")(run)
+    with planning_for("sm_90"), launched_by(lambda plan: names.append(plan.kernel.__name__)), torch.no_grad():
+        with Ops(names, None):
+            computed(*operands)
+    return names
+
+
+def test_experts_of_a_token_are_seven_launches_however_many_there_are():
+    assert len(launches_of_experts(None, 1)) == len(launches_of_experts(None, 8)) == 7
+
+
+def test_quantised_experts_are_some_thirty_launches_of_torch_each_as_the_docs_say():
+    one, eight = (len(launches_of_experts("int4", top_k)) for top_k in (1, 8))
+    assert 25 <= (eight - one) / 7 <= 35
 
 
 ONE_BLOCK, IN_PARTS = "sampling", ("largest_in_parts", "draw_in_parts")
