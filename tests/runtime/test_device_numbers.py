@@ -172,8 +172,11 @@ class TestSecond:
     def test_machine_code_is_launched_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         library = FakeDriver()
         monkeypatch.setattr(driver, "_open", lambda: library)
-        launcher.open_driver(torch.device("cuda", 1))
-        assert [number for name, *_, number in library.calls if name == "cuDeviceGet"] == [1]
+        launcher.open_driver.cache_clear()
+        first, second = (launcher.open_driver(torch.device("cuda", number)) for number in (0, 1))
+        assert [number for name, *_, number in library.calls if name == "cuDeviceGet"] == [0, 1]
+        assert launcher.open_driver(torch.device("cuda", 1)) is second is not first
+        launcher.open_driver.cache_clear()
 
     def test_memory_is_pinned_for_it_by_the_thread_that_reads(
         self, seen: Any, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,16 @@ def test_the_context_is_looked_up_once() -> None:
     assert names.count("cuCtxSetCurrent") == 1
 
 
+def test_machine_code_that_is_there_is_not_loaded_again() -> None:
+    """A session that is made anew has the same kernels, in other bytes of the same content."""
+    library = FakeDriver()
+    driver = Driver(0, library)
+    first, other = driver.load(CUBIN, "kernel", 0, "a.cubin"), driver.load(CUBIN, "another", 0, "a.cubin")
+    again = driver.load(bytes(bytearray(CUBIN)), "kernel", 0, "b.cubin")
+    assert again.value == first.value != other.value
+    assert [name for name, *_ in library.calls].count("cuModuleLoadData") == 2
+
+
 @pytest.mark.parametrize(("size", "asked"), [(49_152, []), (49_153, [49_153])])
 def test_more_shared_memory_than_usual_is_asked_for(size: int, asked: list[int]) -> None:
     library = FakeDriver()

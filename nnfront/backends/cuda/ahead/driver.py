@@ -127,6 +127,7 @@ class Driver:
         """The newest CUDA that it is for, as 1000 * major + 10 * minor."""
         self._device = self._number("cuDeviceGet", device, doing=f"find GPU {device}")
         self._context = c_void_p()
+        self._kernels: dict[tuple[bytes, str], c_void_p] = {}
 
     @property
     def arch(self) -> str:
@@ -138,10 +139,12 @@ class Driver:
         return f"sm_{major}{minor}"
 
     def load(self, image: bytes, name: str, shared_bytes: int, origin: str) -> c_void_p:
-        """Load machine code and return the kernel of this name, which may then use so much shared memory.
+        """Load machine code, once, and return the kernel of this name, which may then use so much shared memory.
 
         Raises LoadError; `origin` says in it where the code comes from.
         """
+        if (known := self._kernels.get((image, name))) is not None:
+            return known
         module, kernel = c_void_p(), c_void_p()
         load = partial(self._call, doing=f"load {name} from {origin}", error=LoadError)
         give = partial(
@@ -153,7 +156,7 @@ class Driver:
             if shared_bytes > _PLAIN_SHARED_BYTES:
                 give("cuFuncSetCacheConfig", kernel, _PREFER_SHARED)
                 give("cuFuncSetAttribute", kernel, _MAX_DYNAMIC_SHARED, shared_bytes)
-        return kernel
+        return self._kernels.setdefault((image, name), kernel)
 
     def launch(self, name: str, kernel: c_void_p, config: LaunchConfig, parameters: Any) -> None:
         """Launch a kernel; `parameters` is an array of pointers to its parameters. Raises RunError."""

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -225,8 +226,9 @@ class Launcher:
         return "\n".join(lines)
 
 
+@cache
 def open_driver(device: torch.device) -> Driver:
-    """Return the driver of a GPU. Raises LoadError if there is none."""
+    """Return the driver of a GPU, one for all sessions: what one has loaded serves the next. Raises LoadError if there is none."""
     return Driver(device.index or 0)
 
 
