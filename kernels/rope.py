@@ -109,18 +109,15 @@ def rope_kernel(
     sin_row = row_of(sin_ptr, sequence, t, stride_sb, stride_st)
     if block < Q_BLOCKS:
         head = block * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+        inside = head < HEADS
         x_rows = row_of(q_ptr, sequence, t, stride_qb, stride_qt) + head * stride_qh
         y_rows = row_of(new_q_ptr, sequence, t, stride_nqb, stride_nqt) + head * stride_nqh
-        turn(
-            x_rows, y_rows, None, head < HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
-        )  # fmt: skip
     else:
         head = (block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+        inside = head < KV_HEADS
         x_rows = row_of(k_ptr, sequence, t, stride_kb, stride_kt) + head * stride_kh
         y_rows = row_of(new_k_ptr, sequence, t, stride_nkb, stride_nkt) + head * stride_nkh
-        turn(
-            x_rows, y_rows, None, head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
-        )  # fmt: skip
+    turn(x_rows, y_rows, None, inside, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R)
 
 
 @triton.jit

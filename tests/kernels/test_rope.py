@@ -118,7 +118,7 @@ MUTANTS = [
     (Mutant("sin_of_the_first_token", "rope.py", "row_of(sin_ptr, sequence, t,", "row_of(sin_ptr, sequence, 0 * t,"), PLAIN),
     (Mutant("cos_of_the_first_sequence", "rope.py", "row_of(cos_ptr, sequence, t,", "row_of(cos_ptr, 0 * sequence, t,"), PLAIN),
     (Mutant("rest_not_written", "rope.py", "    if BLOCK_R:\n        put(", "    if BLOCK_R < 0:\n        put("), PLAIN),
-    (Mutant("one_query_head_too_many", "rope.py", "head < HEADS, cos_row", "head <= HEADS, cos_row"), PLAIN),
+    (Mutant("one_query_head_too_many", "rope.py", "inside = head < HEADS", "inside = head <= HEADS"), PLAIN),
     (Mutant("keys_of_the_second_block", "rope.py", "head = (block - Q_BLOCKS) * BLOCK_H", "head = block * BLOCK_H"), PLAIN),
     (Mutant("pairs_beyond_the_last", "rope.py", "real = pair < PAIRS", "real = pair <= PAIRS"), PLAIN),
     (Mutant("interleaved_pairs_beyond_the_last", "rope.py", "real = pair < PAIRS", "real = pair <= PAIRS"), MIXED),
