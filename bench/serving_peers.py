@@ -71,6 +71,9 @@ VLLM_VARIABLES = {
 PEERS = {
     "nnfront": Peer("nnfront", NNFRONT),
     "nnfront-int4": Peer("nnfront", f"{NNFRONT} --quant int4"),
+    "nnfront-int4-int8": Peer(
+        "nnfront", f"{NNFRONT} --quant int4 --activations int8"
+    ),  # as llama.cpp multiplies
     "llama-server": Peer("llama-server", LLAMA % "BF16"),
     "llama-server-q4_0": Peer("llama-server", LLAMA % "Q4_0"),
     "vllm": Peer("vllm", VLLM, VLLM_VARIABLES),

@@ -68,6 +68,11 @@ def assert_rounded(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected.to(got.dtype), rtol=limit, atol=1e-6, equal_nan=True)
 
 
+def test_any_number_of_elements_is_computed() -> None:
+    x = torch.linspace(-9, 9, 300 * 1024).reshape(300, 1024)
+    assert_same(in_c("add", x, x[:1])[0], x + x[:1])
+
+
 BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "add": operator.add,
     "subtract": operator.sub,

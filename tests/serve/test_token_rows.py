@@ -39,6 +39,7 @@ SMALL = {
     "max_position_embeddings": 256,
 }
 QUANTS = ["int8", "int4", "uint4", "fp8", "nvfp4", "mxfp4", "q4_k", "q6_k"]
+INTEGERS = nn.passes.QuantScheme("int4", activations="int8")
 LONG = [37, 5, 18]
 """How many tokens three sequences have."""
 
@@ -46,7 +47,7 @@ LONG = [37, 5, 18]
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
-    def load(model_type: str, dtype: str = "bfloat16", quant: str | None = None) -> nn.LLM:
+    def load(model_type: str, dtype: str = "bfloat16", quant: Any = None) -> nn.LLM:
         if model_type == "shipped":
             return nn.LLM.load(FOLDER, extends=True, dtype=dtype, quant=quant)
         more = {} if model_type in ("mamba2", "qwen3_moe") else dict(SMALL)
@@ -100,10 +101,11 @@ def random_pieces(random_: random.Random) -> list[dict[int, int]]:
 @pytest.mark.parametrize(
     ("model_type", "quant"),
     few_of([(model, None) for model in ("shipped", "gemma2", "qwen3", "olmo2")], 2)
-    + few_of([("shipped", quant) for quant in QUANTS], 2),
+    + few_of([("shipped", quant) for quant in QUANTS], 2)
+    + [pytest.param("shipped", INTEGERS, id="shipped-int4-activations-int8")],
 )
 def test_every_token_has_the_bits_that_it_has_alone_however_sequences_are_cut(
-    loaded: Any, model_type: str, quant: str | None
+    loaded: Any, model_type: str, quant: Any
 ) -> None:
     llm = loaded(model_type, quant=quant)
     known = texts(90)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.in_c import FEW, besides, by_reference, in_c
+from nnfront.backends.cpu.in_c import besides, by_reference, in_c
 from nnfront.backends.cpu.tape_builder import (
     Operand,
     Refused,
@@ -78,7 +78,7 @@ def emit(
             axes[-1] = [axes[-1][0] * size, *along]
         elif size != 1:
             axes.append(list(axis))
-    builder.limit_count(prod(shape), FEW, "elements")
+    builder.limit_count(prod(shape), None, "elements")
     demand(len(axes) <= AXES, f"there are more than {AXES} axes")
     axes = [[1, 0, 0, 0]] * (AXES - len(axes)) + axes
     sizes = [size for part in zip(*axes, strict=True) for size in part]
