@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from machine import describe, keep, table
 
-from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.extension import NATIVE, work_bytes
+from nnfront.backends.cpu.gemv import TILES
 from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as, table_of
 from nnfront.ir import OPS
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
@@ -57,18 +59,27 @@ def operands(format: QuantFormat | None, outputs: int, columns: int) -> list[tor
     return [weight, scales, zeros]
 
 
+@cache
+def working(kernel: str, rows: int, columns: int, groups: int) -> torch.Tensor:
+    """What a product works in."""
+    sizes = {"rows": rows, "columns": columns, "groups": groups, "with_tiles": TILES}
+    return torch.empty(work_bytes(kernel, sizes), dtype=torch.uint8)
+
+
 def multiply(format: QuantFormat | None, stored: list[Any], x: torch.Tensor, y: torch.Tensor) -> None:
     """Write the product to y, by one thread."""
     rows, columns, outputs = len(x), x.shape[1], y.shape[1]
     assert NATIVE is not None
     if format is None:
-        NATIVE.multiply(rows, columns, outputs, 0, NO_ACTIVATION, 1, 1, *stored, x, None, None, y)
+        work = working("multiply", rows, columns, 1)
+        NATIVE.multiply(rows, columns, outputs, 0, NO_ACTIVATION, TILES, 1, *stored, x, None, None, work, y)
         return
     values, unit = table_of(format)
     groups = columns // format.group_size if format.group_size else 1
     kind = 0 if stored[1] is None else SCALE_KINDS[stored[1].dtype]
     sizes = stored_as(format), rows, columns, outputs, groups, kind, *values
-    NATIVE.multiply_quantized(*sizes, 0, 1, 1, unit, *stored, x, None, None, y)
+    work = working("multiply_quantized", rows, columns, groups)
+    NATIVE.multiply_quantized(*sizes, 0, TILES, 1, unit, *stored, x, None, None, work, y)
 
 
 def seconds(function: Any, *args: Any) -> float:

@@ -17,8 +17,6 @@ void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least
     }
 }
 
-const char no_memory[] = "out of memory";
-
 const char *refused(const char *format, ...) {
     static char text[160];
     va_list values;

@@ -187,4 +187,5 @@ def call_by_row(kernel: str, sizes: dict[str, Any], operands: dict[str, Any], of
 
 
 def bits(operands: dict[str, torch.Tensor | None]) -> dict[str, bytes]:
-    return {name: bytes(t.tolist()) for name, t in operands.items() if t is not None}
+    """What is in operands; in what a kernel works in may be anything, places too."""
+    return {name: bytes(t.tolist()) for name, t in operands.items() if t is not None and name != "work"}

@@ -343,12 +343,12 @@ def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
         kernel, absent = getattr(extension.NATIVE, name), [None] * (2 if name == "multiply" else 1)
         sizes = (8, 8, *[0] * (2 if name == "multiply" else 1), 1, 1)
         with pytest.raises(ValueError, match="1 row or more, got 0"):
-            kernel(0, *sizes, x, x, *absent, y)
+            kernel(0, *sizes, x, x, *absent, None, y)
         if most_rows() is not None:
             with pytest.raises(ValueError, match="1 to 64 rows, got 65"):
-                kernel(65, *sizes, x, x, *absent, y)
+                kernel(65, *sizes, x, x, *absent, x, y)
         with pytest.raises(ValueError, match=f"{name}: rows is -1, it must be from 0 to 2\\^40"):
-            kernel(-1, *sizes, x, x, *absent, y)
+            kernel(-1, *sizes, x, x, *absent, None, y)
     assert y.isnan().all()
-    with pytest.raises(TypeError, match="multiply takes 12 arguments, got 2"):
+    with pytest.raises(TypeError, match="multiply takes 13 arguments, got 2"):
         extension.NATIVE.multiply(0, 0)

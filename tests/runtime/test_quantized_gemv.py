@@ -122,7 +122,7 @@ def test_each_scale_of_8_bits_in_each_place_is_what_it_stands_for():
 def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
-    given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
+    given = case.weight, case.scales, None, case.x, case.bias, None, torch.empty(1024), y[GUARD:]
     groups = 96 // group if group else 1
     NATIVE.multiply_quantized(index, 2, 96, outputs, groups, 0, *NO_VALUES, 0, 1, 1, 1.0, *given)
     case.check(y[GUARD:-GUARD].view(2, outputs))
@@ -363,7 +363,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
     def call(stored: int, columns: int, groups: int, kind: int = 0) -> None:
         operands = [torch.zeros(512)] * 4
         sizes = stored, 1, columns, 4, groups, kind, *NO_VALUES, 0, 1, 1, 1.0
-        NATIVE.multiply_quantized(*sizes, *operands, None, None, y)
+        NATIVE.multiply_quantized(*sizes, *operands, None, None, torch.empty(512), y)
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
@@ -382,6 +382,6 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(3, 128, 2)
     with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
         call(0, 64, 2)
-    with pytest.raises(TypeError, match="multiply_quantized takes 21 arguments, got 1"):
+    with pytest.raises(TypeError, match="multiply_quantized takes 22 arguments, got 1"):
         NATIVE.multiply_quantized(0)
     assert y.isnan().all()

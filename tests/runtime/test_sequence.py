@@ -387,7 +387,7 @@ def test_a_sequence_stops_at_a_kernel_that_refuses():
     writer = writers.TapeBuilder(1, {})
     x, nothing = writers.Place(1), writers.NOWHERE
     writer.call("norm", 1, 4, 0, 0, 0, 1, 1e-6, x, nothing, nothing, x, nothing, writers.Place(2))
-    writer.call("multiply", 0, 4, 1, 1, 4, 1, 1, x, x, nothing, nothing, writers.Place(2, 16))
+    writer.call("multiply", 0, 4, 1, 1, 4, 1, 1, x, x, nothing, nothing, nothing, writers.Place(2, 16))
     writer.call("norm", 1, 4, 0, 0, 0, 1, 1e-6, x, nothing, nothing, x, nothing, writers.Place(2, 16))
     rows = torch.tensor(writer.rows, dtype=torch.int64)
     with pytest.raises(ValueError, match="1 row or more, got 0"):

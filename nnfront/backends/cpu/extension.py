@@ -119,11 +119,11 @@ KERNELS: Mapping[str, Sequence[str]] = {
     for name, arguments in read_table(TABLE.read_text()).items()
 }
 """The kernels in the order of their numbers, each with the names of what it takes."""
-_WORK = dict(
-    re.findall(
-        r"KERNEL\((\w+),(?:(?!KERNEL).)*?OUT\(work,(.*?)\)OUT", re.sub(r"//.*|\s", "", TABLE.read_text())
-    )
-)
+_WORK = {
+    name: compile(found[1], name, "eval")
+    for name, arguments in read_table(TABLE.read_text()).items()
+    if (found := re.search(r"OUT\(work,(.*?)\)OUT", arguments))
+}
 
 
 def work_bytes(kernel: str, sizes: Mapping[str, Any]) -> int:

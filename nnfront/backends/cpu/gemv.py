@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from nnfront.backends.cpu.activations import NO_ACTIVATION
-from nnfront.backends.cpu.extension import NATIVE, torch_library
+from nnfront.backends.cpu.extension import NATIVE, torch_library, work_bytes
 
 _SYMBOL = (
     "_ZN2at6native12DispatchStubIPFviiN3c108BFloat16EPKS3_iS5_iS3_PS3_iE"
@@ -26,8 +26,8 @@ _SYMBOL = (
 )
 # What torch itself picks from, best first, for each capability it reports. A variant may be absent, which is a null pointer.
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
-# Products are multiplied with tiles where the processor has them; tests turn it off.
-TILES = True
+# Whether products are multiplied with tiles, which takes memory; tests turn it off and on.
+TILES = NATIVE is not None and NATIVE.has_tiles()
 # Rows that products in C take where tiles multiply them, and those of quantised weights.
 MOST_ROWS = 64
 _ONE = 0x3F80  # 1.0 as bfloat16
@@ -93,7 +93,9 @@ def adds_single_rows_otherwise(module: ModuleType | None) -> bool:
     generator, rows, columns = torch.Generator().manual_seed(0), 2, 1024
     x, weight = (torch.randn(n, columns, generator=generator).to(torch.bfloat16) for n in (rows, 256))
     one, two = (torch.empty(n, len(weight)) for n in (1, rows))
+    taken = work_bytes("multiply", {"rows": rows, "columns": columns, "with_tiles": TILES})
+    work = torch.empty(taken, dtype=torch.uint8)
     for y in (one, two):
         kind = True, NO_ACTIVATION, TILES, torch.get_num_threads()
-        module.multiply(len(y), columns, len(weight), *kind, weight, x[: len(y)], None, None, y)
+        module.multiply(len(y), columns, len(weight), *kind, weight, x[: len(y)], None, None, work, y)
     return not torch.equal(one[0], two[0])

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mixtures of experts for few tokens: all experts that were chosen multiply their tokens at once, so that threads wait for one another twice in all.
 
-#include <stdlib.h>
-
 #include "product.h"
 
 // Products with weights of as many outputs each, as if these were one.
@@ -15,13 +13,9 @@ static void several_outputs(const void *products, Py_ssize_t at, Py_ssize_t end)
     }
 }
 
-static const char *multiply_several(Product *products, Py_ssize_t count, const struct experts *n) {
-    const char *why = NULL;
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (!pack(products + i, n->with_tiles)) why = no_memory;
-    if (count && !why) share_outputs(several_outputs, products, count * products->outputs, products->columns, n->threads);
-    for (Py_ssize_t i = 0; i < count; i++) free((void *)products[i].packed);
-    return why;
+static void multiply_several(Product *products, Py_ssize_t count, uint16_t *packed, const struct experts *n) {
+    for (Py_ssize_t i = 0; i < count; i++) packed = pack(products + i, n->with_tiles, packed);
+    if (count) share_outputs(several_outputs, products, count * products->outputs, products->columns, n->threads);
 }
 
 FAST static void add_share(float *sum, const uint16_t *share, float weight, Py_ssize_t size) {
@@ -41,10 +35,16 @@ static Py_ssize_t sort_choices(const struct experts *n, Py_ssize_t *order) {
     return count;
 }
 
-static const char *ask(const struct experts *n, Product *products, Py_ssize_t *order) {
-    const Py_ssize_t tokens = n->tokens, size = n->size, inner = n->inner, choices = sort_choices(n, order);
-    float *sums = n->work;
-    uint16_t *rows = (uint16_t *)(sums + tokens * size), *hidden = rows + tokens * n->top * size;
+static const char *experts(const struct experts *n) {
+    const Py_ssize_t tokens = n->tokens, size = n->size, inner = n->inner, most = tokens * n->top;
+    if (tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, tokens);
+    if (size < 1 || inner < 1) return refused("matrices with elements");
+    Product *products = n->work;
+    Py_ssize_t *order = (Py_ssize_t *)(products + most);
+    _Static_assert(sizeof *products + sizeof *order <= 88, "what the table says");
+    float *sums = (float *)(order + most);
+    uint16_t *rows = (uint16_t *)(sums + tokens * size), *hidden = rows + most * size, *packed = hidden + most * inner;
+    const Py_ssize_t choices = sort_choices(n, order);
     for (Py_ssize_t i = 0; i < choices; i++) memcpy(rows + i * size, (const uint16_t *)n->x + order[i] / n->top * size, (size_t)size * sizeof *rows);
     Py_ssize_t count = 0;
     for (Py_ssize_t first = 0, end; first < choices; first = end) {
@@ -55,15 +55,14 @@ static const char *ask(const struct experts *n, Product *products, Py_ssize_t *o
             .rows = end - first, .columns = size, .outputs = inner, .is_gated = true, .activation = (Activation)n->activation,
         };
     }
-    const char *why = multiply_several(products, count, n);
+    multiply_several(products, count, packed, n);
     for (Py_ssize_t i = 0; i < count; i++) {
         Product *p = products + i;
         const Py_ssize_t expert = (p->weight - (const uint16_t *)n->gate_up) / (2 * inner * size);
         // What an expert gives is written over its tokens.
         *p = (Product){.weight = (const uint16_t *)n->down + expert * size * inner, .x = p->y, .y = (void *)p->x, .rows = p->rows, .columns = inner, .outputs = size, .activation = NOTHING};
     }
-    if (!why) why = multiply_several(products, count, n);
-    if (why) return why;
+    multiply_several(products, count, packed, n);
     memset(sums, 0, (size_t)(tokens * size) * sizeof *sums);
     for (Py_ssize_t i = 0; i < choices; i++) {
         const float weight = n->is_wide ? ((const float *)n->weights)[order[i]] : widened(((const uint16_t *)n->weights)[order[i]]);
@@ -71,15 +70,4 @@ static const char *ask(const struct experts *n, Product *products, Py_ssize_t *o
     }
     for (Py_ssize_t i = 0; i < tokens * size; i++) ((uint16_t *)n->y)[i] = rounded(sums[i]);
     return NULL;
-}
-
-static const char *experts(const struct experts *n) {
-    const Py_ssize_t choices = n->tokens * n->top;
-    if (n->tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, n->tokens);
-    if (n->size < 1 || n->inner < 1) return refused("matrices with elements");
-    Product *products = malloc((size_t)(choices + 1) * sizeof *products);
-    Py_ssize_t *order = malloc((size_t)(choices + 1) * sizeof *order);
-    const char *why = products && order ? ask(n, products, order) : no_memory;
-    free(products), free(order);
-    return why;
 }

@@ -82,8 +82,6 @@ void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least
         share(work, 0, count);
 }
 
-const char no_memory[] = "out of memory";
-
 const char *refused(const char *format, ...) {
     static _Thread_local char text[160];
     va_list values;
@@ -111,8 +109,7 @@ static const char unreadable[] = "";  // a Python exception is set
 
 static PyObject *result(const char *why) {
     if (!why) Py_RETURN_NONE;
-    if (why == unreadable) return NULL;
-    return why == no_memory ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%s", why);
+    return why == unreadable ? NULL : PyErr_Format(PyExc_ValueError, "%s", why);
 }
 
 // What a kernel takes, in order; how its row is checked and run.

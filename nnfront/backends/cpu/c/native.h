@@ -45,8 +45,6 @@ typedef struct {
 // Why a kernel does nothing, until the next call of the same thread.
 const char *refused(const char *format, ...);
 
-extern const char no_memory[];
-
 INLINE float widened(uint16_t value) {
     uint32_t bits = (uint32_t)value << 16;
     float wide;

@@ -4,8 +4,8 @@
 #include "product.h"
 
 static bool has_tiles(void) { return false; }
-static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) { return NULL; }
+static uint16_t *pack_for_tiles(const Product *p, const bool is_spread, uint16_t *packed) { return packed; }
 static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {}
 static bool takes_tiles(const struct multiply_quantized *n) { return false; }
-static const char *multiply_quantized_by_tiles(const struct multiply_quantized *n) { return NULL; }
+static void multiply_quantized_by_tiles(const struct multiply_quantized *n) {}
 static void multiply_dequantized_by_tiles(const struct multiply_dequantized *n) {}

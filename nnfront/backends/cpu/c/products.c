@@ -7,8 +7,6 @@
 // while the next ones are fetched. The sum of an output and a row has one order, however many rows there are: LANES columns after the other, then `total`.
 // Where the processor has tiles, these multiply several rows (`tiles.c`).
 
-#include <stdlib.h>
-
 #include "product.h"
 
 enum {
@@ -159,19 +157,18 @@ static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_
     in_shares(share, work, outputs, (WEIGHT_SHARE / (columns + 1) / WHOLE_BLOCKS + 1) * WHOLE_BLOCKS, outputs * columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
 }
 
-// Bring x into the order of tiles where these are used, to be freed. Returns false if there is no memory.
-static bool pack(Product *p, Py_ssize_t with_tiles) {
+// Bring x into the order of tiles, from `to` on, where these are used. Returns where it ends.
+static uint16_t *pack(Product *p, Py_ssize_t with_tiles, uint16_t *to) {
     const bool is_tiled = with_tiles && p->rows > 1 && has_tiles();
-    p->packed = is_tiled ? packed_for_tiles(p, false) : NULL;
-    return p->packed || !is_tiled;
+    p->packed = is_tiled ? to : NULL;
+    return is_tiled ? pack_for_tiles(p, false, to) : to;
 }
 
-static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads) {
+static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads, uint16_t *work) {
     if (p.rows < 1) return refused("1 row or more, got 0");
     if (p.rows > MOST_ROWS && with_tiles && has_tiles()) return refused("1 to %d rows, got %zd", MOST_ROWS, p.rows);
-    if (!pack(&p, with_tiles)) return no_memory;
+    pack(&p, with_tiles, work);
     share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
-    free((void *)p.packed);
     return NULL;
 }
 
@@ -180,7 +177,7 @@ static const char *multiply(const struct multiply *n) {
         .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs,
         .is_wide = n->is_wide != 0, .activation = n->activation < NOTHING ? (Activation)n->activation : NOTHING,
     };
-    return run_product(p, n->with_tiles, n->threads);
+    return run_product(p, n->with_tiles, n->threads, n->work);
 }
 
 static const char *multiply_gated(const struct multiply_gated *n) {
@@ -188,7 +185,7 @@ static const char *multiply_gated(const struct multiply_gated *n) {
         .weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .is_gated = true,
         .activation = (Activation)n->activation,
     };
-    return run_product(p, n->with_tiles, n->threads);
+    return run_product(p, n->with_tiles, n->threads, n->work);
 }
 
 FAST static const char *gate(const struct gate *n) {

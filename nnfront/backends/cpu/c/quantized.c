@@ -6,8 +6,6 @@
 // Of more rows the steps of some outputs are decoded into the nearest cache once, and blocks of rows and outputs multiplied in registers. The sums of a row and an
 // output have one order, whatever rows are beside it. Where the processor has tiles, these multiply several rows (`quantized_tiles.c`).
 
-#include <stdlib.h>
-
 #if AVX512_BF16
 #include "quantized_values_bf16.h"
 #else
@@ -238,23 +236,24 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Py_ssize_t columns = n->columns, outputs = n->outputs;
     const char *why = unlike(how, n->stored, columns, n->groups, n->scale_kind);
     if (why) return why;
-    if (n->with_tiles && takes_tiles(n)) return multiply_quantized_by_tiles(n);
+    if (n->with_tiles && takes_tiles(n)) {
+        multiply_quantized_by_tiles(n);
+        return NULL;
+    }
     Quantized p = WEIGHT_OF(n, outputs);
     const Py_ssize_t steps = (p.bytes + bytes_in_step(how) - 1) / bytes_in_step(how), size = (Py_ssize_t)sizeof(Element);
-    // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
-    const Py_ssize_t padded = steps * elements_in_step(how), line = ALIGNED / size, fit = LARGE_ARRANGED / (padded * size + 1);
-    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down.
-    const Py_ssize_t most = n->rows <= 2 * ROWS_AT_ONCE || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
-    const Py_ssize_t chunks = (n->rows + most - 1) / most;
+    const Py_ssize_t padded = steps * elements_in_step(how), line = ALIGNED / size;
     const bool is_offset = has_offset(how) && !in_blocks(how);
     Py_ssize_t places[ROWS_TOGETHER_MOST];
     p.how = how, p.bias = n->bias, p.places = places, p.is_wide = n->is_wide != 0;
+    // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
     p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset ? n->groups + FLOATS : 0;
-    const Py_ssize_t room = n->rows < most ? n->rows : most;
-    void *memory = malloc((size_t)(room * (p.stride * size + p.next_sums * (Py_ssize_t)sizeof(float)) + ALIGNED));
-    if (!memory) return no_memory;
-    p.x = (Element *)(((uintptr_t)memory + ALIGNED - 1) / ALIGNED * ALIGNED);
-    p.sums = (float *)(p.x + room * p.stride);
+    const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
+    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down.
+    const Py_ssize_t most = n->rows <= 2 * ROWS_AT_ONCE || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
+    const Py_ssize_t chunks = (n->rows + most - 1) / most;
+    p.x = (Element *)(((uintptr_t)n->work + ALIGNED - 1) / ALIGNED * ALIGNED);
+    p.sums = (float *)(p.x + (n->rows < most ? n->rows : most) * p.stride);
     for (Py_ssize_t chunk = 0; chunk < chunks; chunk++) {
         const Py_ssize_t row = n->rows * chunk / chunks;
         p.rows = n->rows * (chunk + 1) / chunks - row, p.usual = 0;
@@ -272,7 +271,6 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, p.usual * columns < SMALL_QUANTIZED ? 1 : threads);
         in_shares(quantized_shares[how], &p, outputs, least, threads);
     }
-    free(memory);
     return NULL;
 }
 
@@ -284,10 +282,14 @@ static const char *multiply_dequantized(const struct multiply_dequantized *n) {
         multiply_dequantized_by_tiles(n);
         return NULL;
     }
-    const struct multiply_quantized same = {
-        .stored = n->stored, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .groups = n->groups, .scale_kind = n->scale_kind, .values0 = n->values0,
+    struct multiply_quantized row = {
+        .stored = n->stored, .rows = 1, .columns = n->columns, .outputs = n->outputs, .groups = n->groups, .scale_kind = n->scale_kind, .values0 = n->values0,
         .values1 = n->values1, .values2 = n->values2, .values3 = n->values3, .threads = n->threads, .unit = n->unit, .quantized = n->quantized, .scales = n->scales,
-        .zeros = n->zeros, .x = n->x, .bias = n->bias, .y = n->y,
+        .zeros = n->zeros, .bias = n->bias, .work = n->work,
     };
-    return multiply_quantized(&same);
+    for (Py_ssize_t i = 0; i < n->rows; i++) {
+        row.x = (const uint16_t *)n->x + i * n->columns, row.y = (uint16_t *)n->y + i * n->outputs;
+        multiply_quantized(&row);
+    }
+    return NULL;
 }

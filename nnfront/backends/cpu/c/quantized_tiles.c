@@ -2,8 +2,6 @@
 // Products of several rows with a weight in few bits by matrix tiles, as in `tiles.c`: quantised values become tiles of bfloat16, which holds each of them
 // exactly, and the sums of a group are scaled; where groups are too small for that it is what quantised values stand for that becomes them.
 
-#include <stdlib.h>
-
 #include "quantized_values_bf16.h"
 #include "product.h"
 #include "rounded.h"
@@ -357,22 +355,14 @@ static bool takes_tiles(const struct multiply_quantized *n) {
     return n->rows >= least && n->rows <= MOST_TILES * SIDE && has_tiles() && (!has_sums(how) || are_usual(n->x, n->rows * n->columns));
 }
 
-static const char *multiply_quantized_by_tiles(const struct multiply_quantized *n) {
+static void multiply_quantized_by_tiles(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
-    QuantizedTiles given = {.n = n, .weight = WEIGHT_OF(n, n->outputs)};
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
     const Py_ssize_t tiles = (n->rows + SIDE - 1) / SIDE, groups = in_blocks(how) ? n->columns / 32 : n->groups;
-    uint16_t *packed = packed_for_tiles(&p, is_spread(how));
-    float *sums = packed && has_sums(how) ? malloc((size_t)(groups * tiles * SIDE) * sizeof *sums + 1) : NULL;
-    if (!packed || (has_sums(how) && !sums)) {
-        free(packed);
-        return no_memory;
-    }
-    if (sums) sum_by_tiles(packed, sums, groups, n->columns / (groups + !groups), tiles);
-    given.packed = packed, given.sums = sums;
+    float *sums = (float *)pack_for_tiles(&p, is_spread(how), n->work);
+    if (has_sums(how)) sum_by_tiles(n->work, sums, groups, n->columns / (groups + !groups), tiles);
+    const QuantizedTiles given = {.n = n, .weight = WEIGHT_OF(n, n->outputs), .packed = n->work, .sums = sums};
     const Py_ssize_t bytes = given.weight.bytes;
     const unsigned threads = n->outputs * bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
     in_shares(tile_shares[n->stored], &given, n->outputs, (QUANTIZED_SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
-    free(packed), free(sums);
-    return NULL;
 }

@@ -4,7 +4,6 @@
 // A tile is 16 rows of 64 bytes. 16 rows of the weight are one as they lie in memory; x is brought into the order of the other operand, pairs of
 // columns of 16 rows next to each other, once for all outputs. What comes out is 16 outputs of 16 rows, the outputs in rows.
 
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -145,12 +144,12 @@ TILED INLINE __m512i order_of_columns(const bool is_spread) {
     return _mm512_loadu_si512(order);
 }
 
-// x as tiles want it, [step, tile, pair of columns, row], to be freed; NULL if there is no memory. Of each step every fourth column one after the other if it is spread.
-TILED static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) {
+// Bring x into the order of tiles, [step, tile, pair of columns, row], from `packed` on, of each step every fourth column one after the other if it is spread. Returns where it ends.
+TILED static uint16_t *pack_for_tiles(const Product *p, const bool is_spread, uint16_t *packed) {
     const Py_ssize_t tiles = (p->rows + SIDE - 1) / SIDE, steps = (p->columns + LANES - 1) / LANES;
-    uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed);
+    uint16_t *end = packed + steps * tiles * TILE;
     int32_t pairs[SIDE];
-    if (!packed) return NULL;
+    memset(packed, 0, (size_t)(end - packed) * sizeof *packed);
     for (int i = 0; i < SIDE; i++) pairs[i] = i * SIDE;
     const __m512i ordered = order_of_columns(is_spread), apart = _mm512_loadu_si512(pairs);
     for (Py_ssize_t row = 0; row < p->rows; row++)
@@ -160,5 +159,5 @@ TILED static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) 
             const __m512i values = _mm512_permutexvar_epi16(ordered, _mm512_maskz_loadu_epi16(mask, p->x + row * p->columns + step * LANES));
             _mm512_i32scatter_epi32(packed + (step * tiles + row / SIDE) * TILE + row % SIDE * 2, apart, values, 4);
         }
-    return packed;
+    return end;
 }
