@@ -5,21 +5,8 @@ from __future__ import annotations
 
 import pytest
 from few_of import few_of
-from graph_runs import (
-    bake,
-    bound,
-    chunks,
-    decode,
-    fail,
-    live,
-    pad,
-    pad_contiguous,
-    prompts,
-    refuse_when_full,
-    share,
-    wander,
-    whole,
-)
+from graph_cache_runs import bound, live, refuse_when_full, share, wander
+from graph_runs import bake, chunks, decode, fail, pad, pad_contiguous, prompts, whole
 
 
 @pytest.mark.parametrize(

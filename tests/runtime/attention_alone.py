@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
@@ -55,6 +56,15 @@ def attend_rotated(
     attrs = {"heads": heads, "groups": groups, "interleaved": is_interleaved}
     y: torch.Tensor | None = _alone(write_qkv_attention, scores, **attrs)(qkv, cos, sin, layer, None)[0]
     return y
+
+
+def biases(data: st.DataObject, batch: int, heads: int, positions: int) -> torch.Tensor | None:
+    """A bias of some dtype, of one or all sequences and heads, or none."""
+    kind = data.draw(st.sampled_from([None, torch.float32, torch.bfloat16, torch.bool]))
+    shape = data.draw(st.sampled_from([1, batch])), data.draw(st.sampled_from([1, heads])), 1, positions
+    if kind is None:
+        return None
+    return torch.rand(shape) < 0.7 if kind == torch.bool else (2 * torch.randn(shape)).to(kind)
 
 
 def both(values: torch.Tensor) -> torch.Tensor:
