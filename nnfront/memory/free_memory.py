@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,10 +33,11 @@ class FreeMemory:
 
 def free_memory_on(device: torch.device) -> FreeMemory | None:
     """What is free on a device: for a GPU with what torch keeps for itself and has not given out. None if nobody says."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return FreeMemory(free + kept, total, f"{device} ({torch.cuda.get_device_name(device)})")
+    gpu: Any = getattr(torch, device.type, None)
+    if hasattr(gpu, "mem_get_info"):
+        free, total = gpu.mem_get_info(device)
+        kept = gpu.memory_reserved(device) - gpu.memory_allocated(device)
+        return FreeMemory(free + kept, total, f"{device} ({gpu.get_device_name(device)})")
     try:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free, total = (int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
 
@@ -97,13 +97,11 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._runs: list[list[tuple[Instruction, float]]] = []
-        self._waits = device.type == "cuda"
-        self._device = device
+        self._wait = partial(torch.get_device_module(device).synchronize, device)
 
     def now(self) -> float:
         """Seconds, with the work on the device done."""
-        if self._waits:
-            torch.cuda.synchronize(self._device)
+        self._wait()
         return time.perf_counter()
 
     def begin(self) -> None:

@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -27,6 +28,12 @@ def module(taken: list) -> SimpleNamespace:
         used_set=lambda: taken[-1],
         has_tiles=lambda: taken[-1] == "wide",
     )
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_there_are_kernels_in_c_wherever_there_is_a_compiler():
+    """Or every case that needs them would be left out, and nobody told."""
+    assert extension.NATIVE is not None, extension.instructions()
 
 
 def test_the_kernels_run_on_tensors_and_threads_of_torch():

@@ -61,7 +61,8 @@ def test_a_room_says_what_is_free_of_what():
     assert str(FreeMemory(3 << 29, 8 << 30, "cuda:0")) == "1.50 GiB of 8.00 GiB are free on cuda:0"
 
 
-def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(monkeypatch):
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(kind, monkeypatch):
     figures = {
         "mem_get_info": (10, 100),
         "memory_reserved": 30,
@@ -69,5 +70,5 @@ def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(monkeypatch):
         "get_device_name": "a GPU",
     }
     for name, value in figures.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_memory_on(torch.device("cuda", 1)) == FreeMemory(15, 100, "cuda:1 (a GPU)")
+        monkeypatch.setattr(getattr(torch, kind), name, lambda device, value=value: value)
+    assert free_memory_on(torch.device(kind, 1)) == FreeMemory(15, 100, f"{kind}:1 (a GPU)")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of rows with a bfloat16 weight, by each kernel that this machine can run, against float64."""
 
+import platform
+import sys
+
 import pytest
 import torch
 from few_of import few_of
@@ -62,12 +65,11 @@ class ByTorch:
 
 NATIVE, WITHOUT_TILES = (InC(with_tiles=has_tiles) for has_tiles in (True, False))
 TORCH = find_torch(extension.torch_library())
+torch_only = pytest.mark.skipif(TORCH is None, reason="this build of torch has no such kernel")
 KERNELS = [
     pytest.param(NATIVE, id="native", marks=native_only),
     pytest.param(WITHOUT_TILES, id="native without tiles", marks=native_only),
-    pytest.param(
-        ByTorch(TORCH), id="torch", marks=pytest.mark.skipif(TORCH is None, reason="another build of torch")
-    ),
+    pytest.param(ByTorch(TORCH), id="torch", marks=torch_only),
 ]
 GUARD = 64
 
@@ -301,9 +303,16 @@ def test_operands_that_do_not_fit_are_left_to_others(kernel: InC | ByTorch):
     assert kernel.multiply(x, w, torch.ones(8)) is None
 
 
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"),
+    reason="the name is that of torch's builds for them",
+)
+def test_torch_has_its_kernel_under_the_known_name():
+    assert TORCH is not None
+
+
+@torch_only
 def test_the_kernel_of_torch_is_left_out_where_operands_are_in_pieces():
-    if TORCH is None:
-        pytest.skip("this build of torch has no such kernel")
     x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
     assert TORCH(x[:, ::2], w[:, ::2]) is None
     assert TORCH(x[:, :32].contiguous(), w[:, ::2]) is None
@@ -328,9 +337,8 @@ def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
     assert find_torch(extension.torch_library()) is None
 
 
+@torch_only
 def test_the_kernel_of_torch_is_not_given_a_row_that_is_too_short():
-    if TORCH is None:
-        pytest.skip("this build of torch has no such kernel")
     weight = torch.ones(8, 64).bfloat16()
     for x in (torch.ones(1, 63).bfloat16(), torch.ones(1, 1).bfloat16(), torch.ones(1, 64).half()):
         assert TORCH(x, weight) is None

@@ -14,6 +14,7 @@ import nnfront as nn
 from nnfront.cli import main
 from nnfront.errors import RunError
 from nnfront.lower import Run
+from nnfront.runtime.profile import Clock
 
 FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 
@@ -103,3 +104,11 @@ def test_what_the_command_cannot_do_is_one_error(
 ) -> None:
     assert main(["explain", str(FOLDER), *words]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_step_ends_when_the_device_has_done_its_work(kind, monkeypatch):
+    waited: list[torch.device] = []
+    monkeypatch.setattr(getattr(torch, kind), "synchronize", waited.append)
+    Clock(torch.device(kind, 1)).now()
+    assert waited == [torch.device(kind, 1)]
