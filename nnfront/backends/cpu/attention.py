@@ -63,7 +63,7 @@ def cached(run: Run) -> Callable[..., Any]:
         if plain is not None and seq == 1 and len(q):
             seen = _append_token(*plain, layer, own_window)
             if seen is not None:
-                return _one_token(q, *seen, None, scale), layer
+                return _folded(q, *seen, None, scale), layer
         if k is None:
             before = layer.lengths.back(seq)
             layer.last_positions(seq)  # which says so if they see what is gone
@@ -98,9 +98,7 @@ def cached(run: Run) -> Callable[..., Any]:
             mask = _mask(before, layer, seq, window, q.dtype)
         if bias is not None:
             mask = _with_bias(mask, by_position(bias, layer.key_positions()), q.dtype)
-        if seq == 1 and (bias is None or bias.shape[1] == 1):
-            return _one_token(q, keys, values, mask, scale)
-        if mask is not None and seq <= FOLDED and bias is None:
+        if seq <= FOLDED if bias is None else seq == bias.shape[1] == 1:
             return _folded(q, keys, values, mask, scale)
         gqa = q.shape[2] != keys.shape[1]
         return attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
@@ -158,32 +156,17 @@ def _append_token(
     return storage.keys.narrow(2, 0, n + 1), storage.values.narrow(2, 0, n + 1)
 
 
-def _one_token(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    """Attend with the heads of a group as queries of one head: q [batch, 1, heads, size]."""
-    batch, _, heads, size = q.shape
-    groups = keys.shape[1]
-    query = q.reshape(batch, groups, heads // groups, size)
-    return attend(query, keys, values, mask, scale=scale).reshape(batch, 1, heads, values.shape[3])
-
-
 def _folded(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
     """Attend with the heads of a group and their queries as queries of one head: q [batch, seq, heads, size]; a mask has as many queries, or one for all."""
     batch, seq, heads, size = q.shape
     groups = keys.shape[1]
-    shared = heads // groups
-    query = (
-        q.view(batch, seq, groups, shared, size)
-        .permute(0, 2, 3, 1, 4)
-        .reshape(batch, groups, shared * seq, size)
-    )
+    query = q.transpose(1, 2).reshape(batch, groups, -1, size)
     if mask is not None and mask.shape[2] > 1:
-        mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
-    folded = attend(query, keys, values, mask, scale=scale)
-    return folded.view(batch, groups, shared, seq, -1).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, -1)
+        mask = mask.repeat(1, 1, heads // groups, 1)
+    y = attend(query, keys, values, mask, scale=scale)
+    return y.reshape(batch, heads, seq, -1).transpose(1, 2).contiguous()
 
 
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

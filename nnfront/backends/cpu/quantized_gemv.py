@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from nnfront.backends.cpu.extension import work_bytes
 from nnfront.backends.cpu.gemv import TILES
 from nnfront.quant_format import FORMATS, QuantFormat
 
@@ -116,9 +117,9 @@ def find_dequantizer(module: ModuleType | None, format: QuantFormat) -> Dequanti
     return dequantize
 
 
-def work_elements(rows: int, columns: int) -> int:
-    """The elements of x in the order of tiles, of as many rows as are multiplied together."""
-    return _together(rows) * _TILED_ROWS * (columns + 31)
+def many_rows_bytes(rows: int, columns: int) -> int:
+    """What the kernel for many rows works in."""
+    return work_bytes("multiply_dequantized", {"together": _together(rows), "columns": columns})
 
 
 def _together(rows: int) -> int:
@@ -146,7 +147,7 @@ def find_many_rows(
         outputs, columns = weight.shape[0], x.shape[-1]
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
         rows = x.numel() // max(columns, 1)
-        work = torch.empty(work_elements(rows, columns), dtype=torch.bfloat16)
+        work = torch.empty(many_rows_bytes(rows, columns), dtype=torch.uint8)
         kind = 0 if scales is None else SCALE_KINDS[scales.dtype]
         sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
         run(how, *sizes, _together(rows), threads(), unit, weight, scales, zeros, x, bias, work, y)

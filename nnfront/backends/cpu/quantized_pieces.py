@@ -17,7 +17,12 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu import float8
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import find_dequantizer, find_many_rows, takes_scales, work_elements
+from nnfront.backends.cpu.quantized_gemv import (
+    find_dequantizer,
+    find_many_rows,
+    many_rows_bytes,
+    takes_scales,
+)
 from nnfront.ir import OPS
 from nnfront.memory.layout import Layout
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
@@ -91,7 +96,7 @@ class Decoding:
             return self.held(format, x, scales, outputs) + multiplied
         if find_many_rows(NATIVE, format) is not None:
             columns = max(x.shape[-1], 1)
-            return x.item * work_elements(x.count // columns, columns)
+            return many_rows_bytes(x.count // columns, columns)
         decoded, product = _piece_elements(x, outputs, NEAR_PIECE)
         return x.item * (decoded + product)
 
