@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from few_of import few_of
 from patience import HANGS_SECONDS
 
 from nnfront.distributed.launch import SHUTDOWN_SECONDS, _what_ended, launch
@@ -87,19 +88,26 @@ class Started:
         return said.partition("error: ")[2]
 
 
-def test_a_dead_and_a_hung_rank_end_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mark", "rank", "sent", "error"),
+    few_of(
+        [
+            ("dead", 0, signal.SIGKILL, "rank 0 was killed by SIGKILL\n  process "),
+            ("hung", 1, signal.SIGSTOP, "rank 1 hangs: it gave no sign of life for 6 seconds\n"),
+        ]
+    ),
+)
+def test_a_dead_or_a_hung_rank_ends_all(
+    mark: str, rank: int, sent: signal.Signals, error: str, tmp_path: Path
+) -> None:
     """Within 10 seconds, says the docs: a rank that is silent for so long counts as hung, and those that are asked to end are killed."""
     assert SILENT_SECONDS + BEAT_SECONDS + SHUTDOWN_SECONDS < 10
     with ExitStack() as ends:
-        dead, hung = (Started(name, tmp_path) for name in ("dead", "hung"))
-        for each in (dead, hung):
-            ends.callback(each.end)
-        for each in (dead, hung):
-            each.wait_until_loaded()
-        os.kill(hung.ranks[1], signal.SIGSTOP)
-        os.kill(dead.ranks[0], signal.SIGKILL)
-        assert dead.error().startswith("rank 0 was killed by SIGKILL\n  process ")
-        assert hung.error() == "rank 1 hangs: it gave no sign of life for 6 seconds\n"
+        started = Started(mark, tmp_path)
+        ends.callback(started.end)
+        started.wait_until_loaded()
+        os.kill(started.ranks[rank], sent)
+        assert started.error().startswith(error)
 
 
 @pytest.mark.matrix

@@ -206,7 +206,7 @@ def draw_here(rows: Rows) -> None:
     draw(nnfront_kernels, rows)
 
 
-@pytest.mark.parametrize("rows", few_of(CASES, 4) + few_of(IN_PARTS, 2), ids=str)
+@pytest.mark.parametrize("rows", few_of(CASES, 3) + few_of(IN_PARTS), ids=str)
 def test_the_tokens_that_can_be_drawn_are_the_cpus_and_the_token_is_the_definitions(interpreted, rows):
     interpreted(draw_here, rows)
 

@@ -16,6 +16,7 @@ def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted,
     interpreted(decode, batch, page_size, stored_as)
 
 
+@pytest.mark.matrix
 def test_batches_of_other_sizes_are_replayed_in_the_rows_of_one_graph(interpreted):
     interpreted(pad)
 

@@ -61,7 +61,7 @@ def default_shapes(kernel: nnfront_kernels.Kernel) -> list[tuple[int, int, int]]
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [c for k in MATMULS for c in few_of(cases(k, default_shapes(k)), 3)]
+    ("name", "case"), [c for k in MATMULS for c in few_of(cases(k, default_shapes(k)), 2)]
 )
 def test_kernel_matches_float64(interpreted, name, case):
     interpreted(run_one_of_three_again, name, case)

@@ -49,7 +49,7 @@ def configs() -> dict[str, dict[str, Any]]:
     return {name: config.to_dict() for name, config in made.items() if config is not None}
 
 
-@pytest.mark.parametrize("name", few_of(sorted({*known_architectures().values()}), 15))
+@pytest.mark.parametrize("name", few_of(sorted({*known_architectures().values()}), 8))
 def test_of_all_architectures_none_is_taken_that_is_not_computed(
     name: str, configs: dict[str, dict[str, Any]]
 ) -> None:

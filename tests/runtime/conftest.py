@@ -13,9 +13,9 @@ from nnfront.backends.cpu.extension import NATIVE
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
 
 
-@pytest.fixture(scope="module", params=few_of(NATIVE.sets if NATIVE else ["none"], 2))
+@pytest.fixture(scope="module", params=few_of(NATIVE.sets if NATIVE else ["none"]))
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the tests of a module once for each set of instructions."""
+    """Runs the tests of a module once for each set of instructions: in `make test` for the fastest."""
     if NATIVE is not None:
         NATIVE.use_set(request.param)
     yield request.param

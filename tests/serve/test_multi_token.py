@@ -133,7 +133,7 @@ def test_a_head_computes_what_its_description_says(loaded: Any, model_type: str,
 
 
 @pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
-@pytest.mark.parametrize("model_type", few_of(TYPES, 2))
+@pytest.mark.parametrize("model_type", few_of(TYPES))
 @pytest.mark.parametrize("pages", few_of([40, 160]))
 def test_texts_are_the_same_with_a_head(
     loaded: Any, model_type: str, pages: int, monkeypatch: pytest.MonkeyPatch

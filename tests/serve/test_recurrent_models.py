@@ -39,7 +39,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @needs_native
-@pytest.mark.parametrize("model_type", [*TYPES, "mamba", "kimi_linear"])
+@pytest.mark.parametrize("model_type", few_of([*TYPES, "mamba", "kimi_linear"], 3))
 def test_the_bits_of_several_tokens_are_those_of_one_after_the_other(loaded: Any, model_type: str) -> None:
     session = loaded(model_type).session
     ids = torch.randint(0, 90, (2, 48), generator=torch.Generator().manual_seed(1))
@@ -84,7 +84,7 @@ class Guesser:
 
 
 @needs_native
-@pytest.mark.parametrize("model_type", few_of(TYPES, 2))
+@pytest.mark.parametrize("model_type", few_of(TYPES))
 @pytest.mark.parametrize("pages", few_of([26, 160]))
 @pytest.mark.parametrize("snapshot_bytes", few_of([20_000, 1 << 20]))
 def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Client
@@ -65,7 +66,7 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(bounds)]
 
 
-@pytest.mark.parametrize("family", CALLERS)
+@pytest.mark.parametrize("family", few_of(CALLERS, 6))
 @settings(max_examples=15)
 @given(
     st.dictionaries(st.sampled_from(["place", "days", "k_1"]), st.text("aZ ü\"'{}<|\n\\", max_size=12) | st.integers(), min_size=1),
