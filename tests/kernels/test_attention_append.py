@@ -192,7 +192,7 @@ def stores_then_waits(shape: DecodeShape) -> bool:
     return at < ptx.index("bar.sync", at) < ptx.index("cp.async", at) and "cp.async" not in ptx[:at]
 
 
-@pytest.mark.parametrize("shape", [TYPICAL, replace(TYPICAL, page=0, fp8=True)], ids=str)
+@pytest.mark.parametrize("shape", few_of([TYPICAL, replace(TYPICAL, page=0, fp8=True)]), ids=str)
 def test_the_steps_of_a_launch_that_stores_the_token_are_those_of_one_that_does_not(compiled, shape):
     spills, more_barriers, held = compiled(facts, shape)
     assert (spills, more_barriers) == (0, 0)

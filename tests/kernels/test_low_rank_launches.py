@@ -136,7 +136,7 @@ def facts(rank: int) -> list[tuple[int, bool, str]]:
     ]
 
 
-@pytest.mark.parametrize("rank", [16, 64, 256])
+@pytest.mark.parametrize("rank", few_of([16, 64, 256]))
 def test_matrices_are_read_in_wide_loads_and_nothing_before_earlier_launches_have_ended(compiled, rank):
     assert compiled(facts, rank) == [(0, True, "")] * 2
 

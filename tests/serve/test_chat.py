@@ -37,7 +37,7 @@ def ours(source: str, messages: list[dict[str, Any]], **more: Any) -> str | None
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
 @pytest.mark.parametrize("talk", TALKS)
-@pytest.mark.parametrize("family", few_of(FAMILIES, 9))
+@pytest.mark.parametrize("family", few_of(FAMILIES, 5))
 def test_a_template_gives_what_transformers_makes_of_it(family: str, talk: str, tools: Any) -> None:
     for generation in (True, False):
         more = {"tools": tools, "add_generation_prompt": generation}
@@ -69,7 +69,7 @@ def test_arguments_as_text_are_given_as_objects(family: str) -> None:
         {"documents": [{"title": "A & B", "text": "c"}]},
     ],
 )
-@pytest.mark.parametrize("family", few_of(FAMILIES, 9))
+@pytest.mark.parametrize("family", few_of(FAMILIES, 5))
 def test_further_variables_reach_the_template(family: str, more: dict[str, Any]) -> None:
     given = {"tools": TOOLS, "add_generation_prompt": True, **more}
     assert ours(FAMILIES[family], TALKS["one"], **given) == theirs(FAMILIES[family], TALKS["one"], **given)

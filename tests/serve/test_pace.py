@@ -88,7 +88,7 @@ def together(engine: Engine, wanted: list[tuple[list[int], Params]]) -> list[tup
             )
             for spec in (None, "ngram")
         ],
-        3,
+        2,
     ),
 )
 def test_texts_are_those_of_each_alone_wherever_chunks_are_set_aside(
