@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels import ahead
 from nnfront_kernels.common import Plan, launched_by, planning_for
-from nnfront_models import llama, qwen3_moe
+from nnfront_models import llama, qwen3_moe, t5
 
 import nnfront as nn
 from nnfront import op, spec
@@ -283,6 +283,13 @@ def test_the_grid_has_every_power_of_two_that_kernels_tell_apart() -> None:
     assert {point["max_seq"] for point in points} == {ROOM}
     assert all(point["earlier"] + point["seq"] <= ROOM for point in points)
     assert {0, 1, 2, 4, 8, 16, 32, ROOM - 1} <= {point["earlier"] for point in points if point["seq"] == 1}
+
+
+def test_no_cache_of_a_method_is_filled_beyond_its_own_room() -> None:
+    ir = t5.build(t5.TINY).export(t5.export_spec(t5.TINY))
+    decode = nn.compile(ir, target="cuda:sm_90").program.methods["decode"]
+    rooms = {"max_source": [128], "max_seq": [32], "batch": [2]}
+    assert {point["earlier"] for point in grid(decode, {}, rooms)} == {0, 1, 2, 4, 8, 16, 31}
 
 
 def test_nothing_is_collected_while_threads_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,25 +68,25 @@ def grid(method: MethodProgram, known: Mapping[Symbol, int], sizes: Sizes) -> It
     tokens = [symbol.name for symbol, found in free.items() if not found & {"batch", "max_seq"}]
     choices = {s.name: list(sizes.get(s.name, _spread(s) if s.name in rows else [_largest(s)])) for s in free}
     is_given = sizes.keys() >= set(rows)
-    cache = next((a.type for a in method.arguments if isinstance(a.type, StateType)), None)
+    caches = [a.type for a in method.arguments if isinstance(a.type, StateType)]
     for numbers in itertools.product(*choices.values()):
         point = {**given, **dict(zip(choices, numbers, strict=True))}
         if len(rows) > 1 and not is_given and math.prod(point[name] for name in rows) > 2 * LARGEST:
             continue
-        if cache is None:
+        if not caches:
             yield point
             continue
         is_least = len(rows) < 2 or any(point[name] == choices[name][0] for name in rows)
         fills = sizes.get(EARLIER, [0, *_powers(LONGEST)] if is_least else [0, 1])
-        yield from _caches(cache, point, max([1, *(point[name] for name in tokens)]), fills, sizes)
+        yield from _caches(caches, point, max([1, *(point[name] for name in tokens)]), fills, sizes)
 
 
 def _caches(
-    cache: StateType, point: Mapping[str, int], appended: int, fills: Sequence[int], sizes: Sizes
+    caches: Sequence[StateType], point: Mapping[str, int], appended: int, fills: Sequence[int], sizes: Sizes
 ) -> Iterator[dict[str, int]]:
-    """Yield a point with caches that hold so many tokens already, as many as leave room for those to be appended."""
-    layer = cache.layers[0]
-    batch, room = evaluate(layer.batch, point), evaluate(layer.max_seq, point) - appended
+    """Yield a point with caches that hold so many tokens already, as many as leave room in each for those to be appended."""
+    batch = evaluate(caches[0].layers[0].batch, point)
+    room = min(evaluate(cache.layers[0].max_seq, point) for cache in caches) - appended
     for page, bits in itertools.product(sizes.get(PAGE, [0]), sizes.get(BITS, [0])):
         for earlier in dict.fromkeys(min(fill, room) for fill in fills):
             pages = batch * -(-(earlier + appended) // page) if page else 0
