@@ -12,7 +12,7 @@ from typing import Any
 import graph_runs
 import torch
 from graph_runs import Both, both, captured_by
-from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba2, qwen3_5_text, t5
+from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba, mamba2, qwen3_5_text, rwkv, t5, whisper
 from tape import TapeCapture
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +32,9 @@ FILES = {
     "bloom": bloom,
     "llama": llama,
     "t5": t5,
+    "mamba": mamba,
+    "rwkv": rwkv,
+    "whisper": whisper,
 }
 # Torch's experts ask the host which of them have tokens.
 DENSE: dict[str, dict[str, Any]] = {
@@ -206,9 +209,10 @@ class Counting(TorchDispatchMode):
 
 
 def launches(name: str, page_size: int | None, steps: int) -> list[list[str]]:
-    """What the host gives the device besides the graph, in each of some replayed steps."""
-    one, _, capturer = pair(name)
+    """What the host gives the device besides the graph, in each of some replayed steps; `kernels` is a model whose lengths are read on the device."""
+    one, _, capturer = graph_runs.pair() if name == "kernels" else pair(name)
     cache = one.make_cache(batch=2, max_seq=64, page_size=page_size)
+    cuda_attention.MIN_BUCKET = 64
     one["prefill"](ids(2, 33), cache)
     token, found = ids(2, 1), []
     for step in range(2 + steps):
