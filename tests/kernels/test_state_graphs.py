@@ -49,7 +49,9 @@ def test_whatever_happens_to_states_and_tokens_replayed_steps_leave_them_as_othe
     interpreted(wander)
 
 
-@pytest.mark.parametrize(("name", "page_size"), few_of([("llama", 16), ("llama", None)]))
+@pytest.mark.parametrize(
+    ("name", "page_size"), few_of([("llama", 16), ("llama", None), ("kernels", None)], 2)
+)
 def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, name, page_size):
     steps = interpreted(launches, name, page_size, 6)
     assert steps == [["copy_", "copy_"]] * 6

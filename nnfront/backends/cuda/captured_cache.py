@@ -46,8 +46,8 @@ class DeviceLengths(SequenceLengths):
     def like(self, values: tuple[int, ...]) -> DeviceLengths:
         return DeviceLengths(values, None, self.tokens, self.width)
 
-    def _shifted(self, seq: int) -> torch.Tensor:
-        return torch.add(self.counts(), self.tokens, alpha=seq // self.width)
+    def _shifted(self, counts: torch.Tensor, seq: int) -> torch.Tensor:
+        return torch.add(counts, self.tokens, alpha=seq // self.width)
 
     def sequences(self) -> torch.Tensor:
         """The number of each row among the sequences: int64 [rows], -1 for one that is no sequence."""
