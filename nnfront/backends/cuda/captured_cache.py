@@ -251,3 +251,22 @@ def still(
         )
         for i, layer in enumerate(cache)
     )
+
+
+def enumerate_copies(cache: Cache, in_place: Collection[tuple[int, str]], *, tokens: bool) -> None:
+    """Launch all that copies rows of caches of this layout in captured calls: of states that are not `in_place`, and of `tokens` if torch has to do with any."""
+    counts = torch.empty(cache.batch, dtype=torch.int32)
+    lengths = DeviceLengths((cache.max_seq - 1,) * cache.batch, counts, counts, 1)
+    bases = torch.empty(len(cache), max(map(len, cache.addresses)), dtype=torch.int64)
+    layers = still(cache, lengths, cache.page_tables(), bases, in_place)
+    of_a_kind = {(layer.type, *(state.is_in_place for state in layer.states)): layer for layer in layers}
+    for layer in of_a_kind.values():
+        for state in layer.states:
+            if not state.is_in_place:
+                state.write(state.read(), 1, cache.max_seq)
+                state.keep()
+        if tokens and layer.type.per_token:
+            kept = [(buffer.shape, getattr(torch, buffer.dtype)) for buffer in layer.type.per_token]
+            layer.append(*(torch.empty(cache.batch, 1, *shape, dtype=dtype) for shape, dtype in kept))
+            for i in range(len(kept)):
+                layer.stored(i)

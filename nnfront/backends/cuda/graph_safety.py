@@ -69,6 +69,12 @@ def states_in_place(program: MethodProgram) -> frozenset[tuple[int, int, str]]:
     return frozenset(at for at, slots in states.items() if _is_in_place(slots, runs, program))
 
 
+def tokens_by_torch(program: MethodProgram) -> bool:
+    """Whether torch reads or appends tokens of a cache."""
+    runs = (run for run in program.body.walk() if isinstance(run, Run) and _has_cache(run, program))
+    return any(run.kernel not in FINDING and run.op not in ("cache_read", "cache_write") for run in runs)
+
+
 def _is_in_place(slots: Sequence[int], runs: Sequence[Run], program: MethodProgram) -> bool:
     """Whether one kernel alone reads a whole state, in the first slot, and makes the one that is written, in the second, which nothing else reads."""
     uses = [run for run in runs for slot in run.inputs if slot in slots]
