@@ -54,18 +54,21 @@ def launching(kernels: Sequence[Kernel] = ()):
         CudaBackend.kernels = table
 
 
-def pair(name: str, *kernels: Kernel) -> tuple[Session, Session, TapeCapture]:
-    """Two sessions of one model and the same weights: one that captures, one that runs everything as usual."""
+def pair(name: str, *kernels: Kernel, **changes: Any) -> tuple[Session, Session, TapeCapture]:
+    """Two sessions of one model and the same weights: one that captures, one that runs everything as usual. `changes` are those of its config."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     cuda_attention.MIN_BUCKET = 8
     file = FILES[name]
-    config = dataclasses.replace(file.TINY, dtype="float32", **DENSE.get(name, {}))
+    config = dataclasses.replace(file.TINY, **{"dtype": "float32", **DENSE.get(name, {}), **changes})
     model = file.build(config)
     ir = nn.passes.lift_transform_params(model.export(file.export_spec(config)), shared_transform=True)
     with launching(kernels):
         executable = nn.compile(ir, target="cuda")
-    weights = {key: torch.randn([int(s) for s in p.shape]) * 0.1 for key, p in model.named_parameters()}
+    weights = {
+        key: (torch.randn([int(s) for s in p.shape]) * 0.1).to(getattr(torch, config.dtype))
+        for key, p in model.named_parameters()
+    }
     capturer = TapeCapture()
     with captured_by(capturer):
         one = executable.load(weights)

@@ -86,7 +86,7 @@ def test_states_are_written_where_they_lie_by_one_graph_for_all_caches(interpret
 
 
 PAGED, FLOAT8 = (("page_size", 16),), (("stored_as", "float8_e4m3fn"),)
-# Of two layers: states that torch reads and writes, keys and values that it reads of a memory, or reads and appends; in 8 bits their scales too. A pool of
+# Of two layers: states that torch reads and writes, keys and values that it reads of a memory, or reads and appends; in 8 bits their scales too. In place kernels do. A pool of
 # another size lies in another way, so the first step over it runs as usual.
 COPIES = [
     ("mamba", (), 1, 2 * 2 * 2),
@@ -96,6 +96,8 @@ COPIES = [
     ("t5", PAGED, 2, 2 * (2 + 2 + 2)),
     ("t5", FLOAT8, 1, 2 * (4 + 4 + 4)),
     ("whisper", (), 1, 2 * (2 + 2 + 2)),
+    ("whisper", (("in_place", True),), 1, 0),
+    ("t5", (*PAGED, ("in_place", True)), 2, 0),
     ("deepseek_v3", PAGED + FLOAT8, 2, 2 * (2 + 2)),
 ]
 
