@@ -12,7 +12,7 @@ from nnfront.backends.cuda import attention, recurrent
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 
-# What attention by torch gives over as many slots as a length class has differs in the last bits.
+# Models whose steps have the same bits: what attention by torch, in float32, gives over as many slots as a length class has differs in the last ones.
 BITS = ("mamba", "rwkv")
 SOURCE, ROOM = 9, 24
 
@@ -22,6 +22,7 @@ class Talk:
 
     def __init__(self, name: str, sessions: tuple[Session, Session], caches: tuple[list[Cache], ...]) -> None:
         self.name, self.sessions, self.caches = name, sessions, caches
+        self.dtype: torch.dtype = next(iter(sessions[0].weights.values())).dtype
 
     @classmethod
     def begun(cls, name: str, sessions: tuple[Session, Session], batch: int = 2, **options: Any) -> Talk:
@@ -41,9 +42,9 @@ class Talk:
 
     def read(self, batch: int) -> None:
         """Have the encoders read another source."""
-        program = self.sessions[0].program.methods["encode"]
-        dtype = getattr(torch, program.arguments[0].type.dtype)
-        source = torch.randn(batch, 8, 40).to(dtype) if self.name == "whisper" else ids(batch, SOURCE)
+        source = ids(batch, SOURCE)
+        if self.name == "whisper":
+            source = torch.randn(batch, 8, 40).to(self.dtype)
         for session, (memory, _) in zip(self.sessions, self.caches, strict=True):
             memory.reset()
             session["encode"](source, memory)
@@ -51,7 +52,7 @@ class Talk:
     def __call__(self, method: str, tokens: torch.Tensor) -> None:
         results = [s[method](tokens, *c) for s, c in zip(self.sessions, self.caches, strict=True)]
         kept = [[t for layer in made[-1] for t in layer.settled()] for made in self.caches]
-        is_exact = self.name in BITS or "float16" in str(next(iter(self.sessions[0].weights.values())).dtype)
+        is_exact = self.name in BITS or self.dtype == torch.float16
         near = {"rtol": 0, "atol": 0} if is_exact else {"rtol": 1e-4, "atol": 1e-5}
         torch.testing.assert_close(*results, **near)
         torch.testing.assert_close(*kept, **near)
@@ -126,6 +127,15 @@ def share(name: str, *, in_place: bool = False, **options: Any) -> tuple[int, in
     found = one["decode"].graphs
     assert found.error == ""
     return len(found), steps - found.replays, tape.names.count("copy_rows_kernel")
+
+
+def pad(name: str) -> tuple[int, int]:
+    """How many graphs there are for batches of three and of four sequences with sources, and how many steps were replayed."""
+    one, other, _ = pair(name, *attention.KERNELS, **ON_KERNELS[name])
+    three, four = (Talk.begun(name, (one, other), batch) for batch in (3, 4))
+    for talk in (three, four, three, four):
+        talk.step()
+    return len(one["decode"].graphs), one["decode"].graphs.replays
 
 
 def launches(name: str) -> list[list[str]]:
