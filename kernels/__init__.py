@@ -27,6 +27,7 @@ _FILES = """
     matmul matmul_tma matmul_small_m matmul_int4 matmul_int8 matmul_fp8 unpack_weight quantize_fp8
     moe_routing grouped_matmul moe_combine rms_norm layer_norm softmax gated_activation add_low_rank sampling sampling_parts
     rope rope_angles rope_append attention_decode attention_latent attention_prefill causal_conv1d ssm_scan gated_delta_rule
+    copy_rows
 """
 KERNELS: tuple[Kernel, ...] = tuple(import_module(f"{__name__}.{file}").KERNEL for file in _FILES.split())
 

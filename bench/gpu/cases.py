@@ -13,6 +13,7 @@ from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_latent import LatentShape
 from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.causal_conv1d import ConvShape
+from nnfront_kernels.copy_rows import CopyShape
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.gated_delta_rule import DeltaShape
 from nnfront_kernels.grouped_matmul import GroupedShape
@@ -114,6 +115,12 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [*plain, replace(plain[0], interleaved=True)]
     if name == "rope_angles":
         return [AnglesShape(b, t, 64) for b, t in ((1, 1), (64, 1), (2, 2048))]
+    if name == "copy_rows":  # tokens of 32 heads, scales, states of Mamba 2.8B
+        return [
+            CopyShape(r, w, writes)
+            for r, w in ((32768, 128), (32768, 1), (4, 81920))
+            for writes in (False, True)
+        ]
     if name == "softmax":
         return [SoftmaxShape(r, s) for r, s in ((1, 128256), (4096, 4096), (131072, 128))]
     if name in ("sampling", "sampling_parts"):

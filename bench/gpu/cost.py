@@ -44,7 +44,7 @@ OPERATIONS: dict[str, Callable[[Any], int]] = {
     "ssm_scan": lambda s: 6 * s.batch * s.seq * s.heads * s.size * s.states,
     "gated_delta_rule": lambda s: 7 * s.batch * s.seq * s.heads * s.key_size * s.value_size,
     "causal_conv1d": lambda s: 2 * s.batch * s.seq * s.channels * s.width,
-    "moe_routing": lambda s: 0,
+    **dict.fromkeys(("moe_routing", "copy_rows"), lambda s: 0),
     "moe_combine": lambda s: 2 * s.tokens * s.top_k * s.width,
     "rms_norm": lambda s: (4 + s.residual) * s.rows * s.size,
     "layer_norm": lambda s: (7 + s.residual) * s.rows * s.size,

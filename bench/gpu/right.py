@@ -50,6 +50,8 @@ def operands(run: Run, arch: str, device: str) -> tuple[tuple[Any, ...], dict[st
     made = tuple(_random(run, tensor) for tensor in arguments)
     if run.kernel == "add_low_rank":  # of the last number there is none
         made[4].copy_(torch.randint(-1, run.shape.adapters + 1, made[4].shape, device=device))
+    if run.kernel == "copy_rows":  # each row once, and one that is nobody's
+        made[1].copy_(torch.randperm(run.shape.rows, device=device) - 1)
     # Rates with which a state neither grows nor vanishes.
     if run.kernel == "ssm_scan":
         made[1].abs_().div_(8)
@@ -114,7 +116,7 @@ def full_size(run: Run, arch: str, device: str) -> str | None:
 
 
 # Kernels whose results are rounded once, or a few times, from their definition in float64.
-PLAIN = ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope", "unpack_weight")
+PLAIN = ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope", "unpack_weight", "copy_rows")
 
 
 def _difference(

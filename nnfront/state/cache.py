@@ -33,10 +33,15 @@ def _interned(key: tuple[object, ...]) -> object:
     return object()
 
 
+def bases_of_tokens(layer: CacheLayer) -> int:
+    """How many of a layer's bases are of its tokens; those of whole states follow."""
+    return max(4, len(layer.placed.all))
+
+
 def _addresses(layer: CacheLayer) -> tuple[int, ...]:
     tokens = [part.data_ptr() for part in layer.placed.all] or [0]
     states = [number for rows in layer.settled() for number in (rows.data_ptr(), 0)]
-    return (*(*tokens, *tokens, 0, 0)[: max(4, len(tokens))], *states)
+    return (*(*tokens, *tokens, 0, 0)[: bases_of_tokens(layer)], *states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class Cache(Sequence[CacheLayer]):
     """
 
     __slots__ = (
-        *("_addresses", "_arrangement", "_has_bases", "_layers", "_places", "_snapshot"),
+        *("_addresses", "_arrangement", "_layers", "_snapshot"),
         *("batch", "layout", "max_seq", "type", "use"),
     )
 
@@ -100,20 +105,9 @@ class Cache(Sequence[CacheLayer]):
         self.batch: int = layers[0].batch if layers else 0
         self.max_seq: int = layers[0].max_seq if layers else 0
         self._layers = tuple(layers)
-        self._places: object = None
         self._arrangement: object = None
-        self._has_bases: bool | None = None
         self._addresses: tuple[tuple[int, ...], ...] | None = None
         self._snapshot: weakref.ref[Snapshot] | None = None
-
-    @property
-    def places(self) -> object:
-        """The same object for another cache only if its layers lie in the same memory in the same way, but for its tables of pages and which of
-        their rows are its sequences.
-        """
-        if self._places is None:
-            self._places = _interned((self.arrangement, self.addresses))
-        return self._places
 
     @property
     def arrangement(self) -> object:
@@ -129,16 +123,8 @@ class Cache(Sequence[CacheLayer]):
         return self._arrangement
 
     @property
-    def has_bases(self) -> bool:
-        """Whether a base for each layer says where all of its tokens lie (`Storage`): it has two buffers, or at most one and not in 8 bits."""
-        if self._has_bases is None:
-            buffers = [(len(layer.type.per_token), bool(layer.placed.scales)) for layer in self]
-            self._has_bases = {(0, False), (1, False), (2, False), (2, True)}.issuperset(buffers)
-        return self._has_bases
-
-    @property
     def addresses(self) -> tuple[tuple[int, ...], ...]:
-        """Where each layer lies, in the order of its bases: two buffers of tokens and their scales, or one twice, and each whole state with a 0 behind it."""
+        """Where each layer lies, in the order of its bases: buffers of tokens and their scales, a single one twice, and each whole state with a 0 behind it."""
         if self._addresses is None:
             self._addresses = tuple(map(_addresses, self))
         return self._addresses

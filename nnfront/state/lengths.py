@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 class SequenceLengths:
     """One length for each sequence; `equal` is the length if it is the same for all, else None. `device` is that of what is derived."""
 
-    __slots__ = ("_memo", "device", "equal", "longest", "values")
+    __slots__ = ("_earlier", "_memo", "device", "equal", "longest", "values")
 
     def __init__(self, values: tuple[int, ...], device: torch.device = CPU) -> None:
         self.values = values
@@ -28,6 +28,8 @@ class SequenceLengths:
         self.longest = max(values, default=0)
         self.equal: int | None = self.longest if min(values, default=0) == self.longest else None
         self._memo: dict[Any, Any] = {}
+        # Counts of others on the device, and how many more tokens these have: added when somebody asks.
+        self._earlier: tuple[torch.Tensor, int] | None = None
 
     def like(self, values: tuple[int, ...]) -> SequenceLengths:
         """Other lengths on the same device."""
@@ -62,28 +64,40 @@ class SequenceLengths:
         if found is None:
             values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
             found = self._memo[first, count, seq] = self.like(tuple(values))
-            if "counts" in self._memo and count == len(values):
-                found._memo["counts"] = self._shifted(seq)
+            if count == len(values):
+                found._earlier = self._before(seq)
         return found
 
-    def _shifted(self, seq: int) -> torch.Tensor:
-        """The counts with so many more tokens in each sequence."""
-        return self.counts() + seq
+    def _before(self, seq: int) -> tuple[torch.Tensor, int] | None:
+        """What the lengths with so many more tokens know of counts that are on the device."""
+        if (counts := self._memo.get("counts")) is not None:
+            return counts, seq
+        return None if self._earlier is None else (self._earlier[0], self._earlier[1] + seq)
+
+    def _shifted(self, counts: torch.Tensor, seq: int) -> torch.Tensor:
+        """Counts with so many more tokens in each sequence."""
+        return counts + seq
 
     def back(self, seq: int) -> SequenceLengths:
         """The lengths before the last `seq` tokens of each sequence."""
 
         def make() -> SequenceLengths:
             found = self.like(tuple(n - seq for n in self.values))
-            if "counts" in self._memo:
-                found._memo["counts"] = self._shifted(-seq)
+            found._earlier = self._before(-seq)
             return found
 
         return self.remember(("back", seq), make)
 
     def counts(self) -> torch.Tensor:
         """The lengths as kernels read them: int32 [sequences]."""
-        return self.remember("counts", lambda: sent(self.values, torch.int32, self.device))
+
+        def make() -> torch.Tensor:
+            if self._earlier is None:
+                return sent(self.values, torch.int32, self.device)
+            counts, seq = self._earlier
+            return self._shifted(counts, seq) if seq else counts
+
+        return self.remember("counts", make)
 
     def starts(self, seq: int) -> torch.Tensor:
         """Where each sequence begins among the next tokens of all, and where the last one ends: int32 [sequences + 1]."""
@@ -97,7 +111,7 @@ class SequenceLengths:
 
         def make() -> torch.Tensor:
             steps = torch.arange(seq, device=self.device)
-            if "counts" in self._memo:  # they are on the device, which may know more of them than this does
+            if self._before(0) is not None:  # the device may know more of them than this does
                 return self.counts()[:, None] + steps
             if self.equal is not None:
                 return (steps + self.equal).expand(len(self.values), seq)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from nnfront_models import llama, qwen3_moe
+from nnfront_models import llama, qwen3_moe, whisper
 
 import nnfront as nn
 from nnfront import op, spec
@@ -134,3 +134,25 @@ def refuse_pages() -> None:
     _, a, _ = sessions(llama.build(config), llama.export_spec(config))
     with pytest.raises(nn.errors.RunError, match="page_size is 32, the kernels of this target read pages of"):
         a.make_cache(batch=1, max_seq=64, page_size=32)
+
+
+def cross(page_size: int | None) -> None:
+    """Tokens that attend to sources of several lengths, one of which is nothing: logits are those of the CPU."""
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = dataclasses.replace(whisper.TINY, dtype="float16", d_model=128, decoder_layers=1, **heads)
+    executable, a, b = sessions(whisper.build(config), whisper.export_spec(config))
+    assert "cross_attention" in kernels(executable, "prefill")
+    assert "cross_attention" not in kernels(executable, "decode")
+    pages = {} if page_size is None else {"page_size": page_size}
+    made = []
+    for session in (a, b):
+        memory = session.make_cache("memory", batch=3, max_source=20, **pages)
+        made.append((memory, session.make_cache("cache", batch=3, max_seq=16, **pages)))
+    for row, length in ((0, 20), (1, 7)):
+        source = torch.randn(1, 8, 40).half()
+        for session, (memory, _) in zip((a, b), made, strict=True):
+            session["encode"](source, memory.rows(row))
+            memory.rows(row).truncate(length)
+    for _ in range(2):
+        token = torch.randint(0, config.vocab_size, (3, 1))
+        assert far(a["decode"](token, *made[0]), b["decode"](token, *made[1])) < 4e-3

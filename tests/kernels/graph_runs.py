@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
 from nnfront.backends.cuda import attention as cuda_attention
-from nnfront.backends.cuda import graph_capture, graphs, linear, rowwise
+from nnfront.backends.cuda import captured_cache, graph_capture, graphs, linear, rowwise
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.session import Session
-from nnfront.state import captured as still_cache
 from nnfront.state.lengths import SequenceLengths
 
 CONFIG = dataclasses.replace(
@@ -211,11 +210,14 @@ def whole() -> None:
 def bake() -> None:
     """A cache that tells a graph on the host how many tokens it holds: the tape must show that this is wrong."""
 
-    def told(cache: Any, lengths: Any, tables: Any, bases: Any) -> Any:
+    def told(cache: Any, lengths: Any, tables: Any, bases: Any, in_place: Any) -> Any:
         known = SequenceLengths((cache[0].lengths.values[0] - 1,) * cache.batch)
         with _disable_current_modes():  # or the tape would refuse it at once
             known.counts()
-        return tuple(still_cache.CapturedLayer(layer, known, None) for layer in cache)
+        return tuple(
+            captured_cache.CapturedLayer(layer, known, None, base)
+            for layer, base in zip(cache, bases, strict=True)
+        )
 
     one, other, _ = pair()
     run = both(one, other, batch=1, max_seq=16)

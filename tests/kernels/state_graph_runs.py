@@ -12,7 +12,7 @@ from typing import Any
 import graph_runs
 import torch
 from graph_runs import Both, both, captured_by
-from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba2, qwen3_5_text, t5
+from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba, mamba2, qwen3_5_text, rwkv, t5, whisper
 from tape import TapeCapture
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +32,9 @@ FILES = {
     "bloom": bloom,
     "llama": llama,
     "t5": t5,
+    "mamba": mamba,
+    "rwkv": rwkv,
+    "whisper": whisper,
 }
 # Torch's experts ask the host which of them have tokens.
 DENSE: dict[str, dict[str, Any]] = {
@@ -51,18 +54,21 @@ def launching(kernels: Sequence[Kernel] = ()):
         CudaBackend.kernels = table
 
 
-def pair(name: str, *kernels: Kernel) -> tuple[Session, Session, TapeCapture]:
-    """Two sessions of one model and the same weights: one that captures, one that runs everything as usual."""
+def pair(name: str, *kernels: Kernel, **changes: Any) -> tuple[Session, Session, TapeCapture]:
+    """Two sessions of one model and the same weights: one that captures, one that runs everything as usual. `changes` are those of its config."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     cuda_attention.MIN_BUCKET = 8
     file = FILES[name]
-    config = dataclasses.replace(file.TINY, dtype="float32", **DENSE.get(name, {}))
+    config = dataclasses.replace(file.TINY, **{"dtype": "float32", **DENSE.get(name, {}), **changes})
     model = file.build(config)
     ir = nn.passes.lift_transform_params(model.export(file.export_spec(config)), shared_transform=True)
     with launching(kernels):
         executable = nn.compile(ir, target="cuda")
-    weights = {key: torch.randn([int(s) for s in p.shape]) * 0.1 for key, p in model.named_parameters()}
+    weights = {
+        key: (torch.randn([int(s) for s in p.shape]) * 0.1).to(getattr(torch, config.dtype))
+        for key, p in model.named_parameters()
+    }
     capturer = TapeCapture()
     with captured_by(capturer):
         one = executable.load(weights)
@@ -206,9 +212,10 @@ class Counting(TorchDispatchMode):
 
 
 def launches(name: str, page_size: int | None, steps: int) -> list[list[str]]:
-    """What the host gives the device besides the graph, in each of some replayed steps."""
-    one, _, capturer = pair(name)
+    """What the host gives the device besides the graph, in each of some replayed steps; `kernels` is a model whose lengths are read on the device."""
+    one, _, capturer = graph_runs.pair() if name == "kernels" else pair(name)
     cache = one.make_cache(batch=2, max_seq=64, page_size=page_size)
+    cuda_attention.MIN_BUCKET = 64
     one["prefill"](ids(2, 33), cache)
     token, found = ids(2, 1), []
     for step in range(2 + steps):

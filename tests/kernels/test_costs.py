@@ -14,6 +14,7 @@ from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_latent import LatentShape
 from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.causal_conv1d import ConvShape
+from nnfront_kernels.copy_rows import CopyShape
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.gated_delta_rule import DeltaShape
 from nnfront_kernels.rms_norm import NormShape
@@ -75,6 +76,8 @@ CASES = [
     ("ssm_scan", ScanShape(1, 1, 2, 1, 16, 8), "float16", 6 * 256, 2 * (64 + 16) + 8 + 8 * 256 + 16),
     # 1 group of 8, 2 heads of 16: v and y, q and k, g and beta; the state twice
     ("gated_delta_rule", DeltaShape(1, 1, 1, 2, 8, 16), "float16", 7 * 256, 2 * (64 + 16) + 16 + 8 * 256),
+    # three rows in and out, and their numbers
+    ("copy_rows", CopyShape(3, 8, writes=True), "float16", 0, 2 * 2 * 3 * 8 + 8 * 3),
     ("causal_conv1d", ConvShape(1, 2, 8), "float16", 2 * 16 * 4, 2 * (32 + 2 * 24 + 40)),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from attention_runs import attend, converse, refuse_pages
+from attention_runs import attend, converse, cross, refuse_pages
 from few_of import few_of
 from latent_runs import attend_again, attend_to_latents
 
@@ -59,6 +59,11 @@ def test_keys_and_values_under_a_bias_and_those_of_another_layer_are_attended_to
     interpreted, biased, page_size
 ):
     interpreted(attend_again, biased, page_size)
+
+
+@pytest.mark.parametrize("page_size", few_of([16, None]))
+def test_a_token_attends_to_a_source_on_the_kernel_as_on_the_cpu(interpreted, page_size):
+    interpreted(cross, page_size)
 
 
 def test_a_page_size_that_no_kernel_reads_is_refused_when_the_cache_is_made(interpreted):

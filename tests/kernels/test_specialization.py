@@ -14,6 +14,7 @@ from nnfront_kernels.ahead import specialize
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.common import ARCHS, WARP, Config, Plan
+from nnfront_kernels.copy_rows import CopyShape
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import plan_for
@@ -89,6 +90,8 @@ SPECIALIZED = [
     ("attention_decode", DecodeShape(2, 8, 2, 80, 4096, page=16, fp8=True)),
     ("attention_prefill", PrefillShape(1, 33, 3, 1, 80)),
     ("attention_prefill", PrefillShape(2, 5, 8, 2, 64, before=7, page=16, window=100)),
+    ("copy_rows", CopyShape(3, 80)),
+    ("copy_rows", CopyShape(1, 1, writes=True)),
     ("rope", RopeShape(1, 1, 3, 1, 80, 40)),
     ("rope_angles", AnglesShape(3, 2, 40)),
     ("rope_append", AppendShape(1, 1, 3, 1, 80, 0, value_size=40)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import state_place_runs
 from few_of import few_of
 from state_graph_runs import (
     caches_share,
@@ -48,9 +49,11 @@ def test_whatever_happens_to_states_and_tokens_replayed_steps_leave_them_as_othe
     interpreted(wander)
 
 
-@pytest.mark.parametrize("page_size", few_of([16, None]))
-def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, page_size):
-    steps = interpreted(launches, "llama", page_size, 6)
+@pytest.mark.parametrize(
+    ("name", "page_size"), few_of([("llama", 16), ("llama", None), ("kernels", None)], 2)
+)
+def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, name, page_size):
+    steps = interpreted(launches, name, page_size, 6)
     assert steps == [["copy_", "copy_"]] * 6
 
 
@@ -80,3 +83,40 @@ def test_caches_of_one_pool_of_pages_share_what_was_captured(interpreted):
 
 def test_states_are_written_where_they_lie_by_one_graph_for_all_caches(interpreted):
     assert interpreted(states_share, "mamba2") == (1, 8, 0)
+
+
+PAGED, FLOAT8 = (("page_size", 16),), (("stored_as", "float8_e4m3fn"),)
+# Of two layers: states that torch reads and writes, keys and values that it reads of a memory, or reads and appends; in 8 bits their scales too. In place kernels do. A pool of
+# another size lies in another way, so the first step over it runs as usual.
+COPIES = [
+    ("mamba", (), 1, 2 * 2 * 2),
+    ("mamba", (("in_place", True),), 1, 2 * 1 * 2),
+    ("rwkv", (), 1, 2 * 5 * 2),
+    ("t5", (), 1, 2 * (2 + 2 + 2)),
+    ("t5", PAGED, 2, 2 * (2 + 2 + 2)),
+    ("t5", FLOAT8, 1, 2 * (4 + 4 + 4)),
+    ("whisper", (), 1, 2 * (2 + 2 + 2)),
+    ("whisper", (("in_place", True),), 1, 0),
+    ("t5", (*PAGED, ("in_place", True)), 2, 0),
+    ("deepseek_v3", PAGED + FLOAT8, 2, 2 * (2 + 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "usual", "copies"), few_of(COPIES, 5))
+def test_caches_share_what_was_captured_whatever_torch_reads_and_writes_of_them(
+    interpreted, name, options, usual, copies
+):
+    assert interpreted(state_place_runs.share_with, name, options) == (1, usual, copies)
+
+
+@pytest.mark.parametrize("name", few_of(["whisper", "t5"]))
+def test_batches_of_other_sizes_that_attend_to_sources_are_replayed_in_the_rows_of_one_graph(
+    interpreted, name
+):
+    assert interpreted(state_place_runs.pad, name) == (1, 3)
+
+
+@pytest.mark.parametrize(("name", "caches"), few_of([("mamba", 1), ("t5", 2)]))
+def test_of_another_cache_a_graph_is_told_lengths_and_where_it_lies(interpreted, name, caches):
+    same, other = ["copy_"] * 2, ["copy_"] * (2 + 1 + caches)  # memories are alike in their lengths
+    assert interpreted(state_place_runs.launches, name) == [same, other, same, other]

@@ -61,7 +61,7 @@ def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
     said = held(DECODE, "triton_attention", "sm_90", q, k, k, None, None, layer, None)
     config = attention_decode.choose(attention_decode.DecodeShape(2, 8, 2, 64, longest), "float16", "sm_90")
     parts = bytes_of(attention_parts.needed(config, 2 * 2 * -(-4 // config.block_m), 64))
-    lengths = 2 * 2 * 4  # before, and with the new token
+    lengths = 2 * 4  # with the new token
     assert said == parts + lengths
     assert (parts > 0) == (longest > 100)
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels import ahead
 from nnfront_kernels.common import Plan, launched_by, planning_for
-from nnfront_models import llama, qwen3_moe, t5
+from nnfront_models import llama, mamba, mamba2, qwen3_moe, rwkv, t5
 
 import nnfront as nn
 from nnfront import op, spec
@@ -306,3 +306,23 @@ def test_nothing_is_collected_while_threads_compile(monkeypatch: pytest.MonkeyPa
     assert seen
     assert not any(seen)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("file", "writes"),
+    few_of(
+        [(rwkv, [False, False, True, True]), (mamba, [False, True]), (t5, [False, True]), (mamba2, [])], 2
+    ),
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_captured_calls_copy_of_caches_for_torch_is_foreseen(file, writes):
+    """States of two dtypes; one that no kernel writes where it lies; tokens; nothing."""
+    config = dataclasses.replace(file.TINY, dtype="bfloat16")
+    ir = file.build(config).export({"decode": file.export_spec(config)["decode"]})
+    ready = nn.compile(
+        nn.passes.lift_transform_params(ir, shared_transform=True), target="cuda:sm_90"
+    ).program
+    dims = {binding.symbol.name for binding in ready.methods["decode"].dims}
+    plans, _ = enumerate_plans(ready, {}, {name: [256] for name in dims - {"batch"}})
+    copies = [plan for plan in plans.values() if plan.kernel.__name__ == "copy_rows_kernel"]
+    assert sorted(plan.constants["WRITES"] for plan in copies) == writes

@@ -70,7 +70,8 @@ def _reason(run: Run, context: Context, cache: int, q: TensorType, k: TensorType
     if isinstance(layer, StateLayerType):
         if layer.dtype != q.dtype:
             return f"the cache holds {layer.dtype}, q is {q.dtype}"
-        if not run.attrs.get("is_causal", True):
+        # There is no later token than the last one, so a single query sees all that is stored either way.
+        if not run.attrs.get("is_causal", True) and not same(q.shape[1], 1):
             return "it sees later tokens too"
     elif not same(q.shape[1], k.shape[1]):
         return "there are not as many keys as queries"
@@ -163,7 +164,7 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
     ) -> tuple[torch.Tensor, CacheLayer]:
         batch, seq, heads, _ = q.shape
         before = layer.lengths.back(seq) if k is None else layer.lengths
-        earlier = before.counts()
+        earlier = before.counts() if seq > 1 else None
         stored = layer.storage if k is None else layer.reserve(seq)
         where = stored.buffers
         window = window_of(own_window, layer.window)

@@ -65,8 +65,8 @@ class Padding:
 class CapturedGraph:
     """Where it reads tensors, how many tokens caches hold, tables of pages and bases, what it writes, and the frame of all else that a result is
     made of. `counted`, `tables_read` and `based` are what lies in counts, tables and bases now. `counts` are int32 [2, rows]: the second row
-    says how many tokens are counted as one, 0 for a row that is no sequence. `bases` are int64 [layers, 4 and more] (`still`) of caches that lie anywhere, counted from the `anchors`: where
-    the one lay that was captured, which may be gone.
+    says how many tokens are counted as one, 0 for a row that is no sequence. `bases` are int64 [layers, 4 and more] (`still`): where caches lie, counted from the `anchors`,
+    where those lay that were captured, which may be gone.
     """
 
     tensors: dict[int, torch.Tensor]

@@ -48,21 +48,31 @@ def why_not(program: MethodProgram) -> str:
     return ""
 
 
-def finds_caches(program: MethodProgram) -> bool:
-    """Whether what was captured over one cache is right for any other of its layout: all that reads or writes one finds it on the device."""
-    layers: dict[int, int] = {}  # to each handle of a layer the one that the method was given
-    states: dict[tuple[int, str], list[int]] = {}  # by layer and name what is read and written, in order
+def states_in_place(program: MethodProgram) -> frozenset[tuple[int, int, str]]:
+    """The whole states that one kernel alone reads and writes, where they lie: by the cache's slot, the layer and the name."""
+    layers: dict[
+        int, tuple[int, int]
+    ] = {}  # of each handle of a layer the cache's slot, and which layer it is
+    states: dict[tuple[int, int, str], list[int]] = {}  # what is read and written, in order
     runs = [run for run in program.body.walk() if isinstance(run, Run)]
     for run in runs:
-        is_layer = {s: isinstance(program.slots[s].type, StateLayerType) for s in (*run.inputs, *run.outputs)}
-        given = [layers.get(slot, slot) for slot in run.inputs if is_layer[slot]]
-        layers |= {slot: given[0] for slot in run.outputs if given and is_layer[slot]}
+        if run.op == "cache_split":
+            layers |= {slot: (run.inputs[0], i) for i, slot in enumerate(run.outputs)}
+        given = next((layers[slot] for slot in run.inputs if slot in layers), None)
+        if given is None:
+            continue
+        is_layer = (slot for slot in run.outputs if isinstance(program.slots[slot].type, StateLayerType))
+        layers |= dict.fromkeys(is_layer, given)
         if run.op in ("cache_read", "cache_write"):
             state = run.outputs[0] if run.op == "cache_read" else run.inputs[1]
-            states.setdefault((given[0], run.attrs["name"]), []).append(state)
-        elif _has_cache(run, program) and run.kernel not in FINDING:
-            return False
-    return all(_is_in_place(slots, runs, program) for slots in states.values())
+            states.setdefault((*given, run.attrs["name"]), []).append(state)
+    return frozenset(at for at, slots in states.items() if _is_in_place(slots, runs, program))
+
+
+def tokens_by_torch(program: MethodProgram) -> bool:
+    """Whether torch reads or appends tokens of a cache."""
+    runs = (run for run in program.body.walk() if isinstance(run, Run) and _has_cache(run, program))
+    return any(run.kernel not in FINDING and run.op not in ("cache_read", "cache_write") for run in runs)
 
 
 def _is_in_place(slots: Sequence[int], runs: Sequence[Run], program: MethodProgram) -> bool:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a method that are captured once and replayed again: one launch for a decode step, and no Python of the method.
 
-A call is known by its key: shapes, dtypes and numbers of its arguments, how the tokens of its caches lie, and the length class
-of each (the power of two up to which their longest sequence goes). Kernels find on the device where tokens lie, so caches of one layout share
-what was captured; where torch reads or writes them it is known by where that is. Where a method computes for each sequence what it would for it alone,
-a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty. Where it computes of a prompt the logits of its last token,
+A call is known by its key: shapes, dtypes and numbers of its arguments, how what its caches keep lies, and the length class
+of each (the power of two up to which their longest sequence goes). Where a cache lies is read on the device, so all of one layout share
+what was captured. Where a method computes for each sequence what it would for it alone, a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty. Where it computes of a prompt the logits of its last token,
 a graph is for a number of tokens, whatever was there before: what those that are nobody's leave behind a sequence is not of its length.
 The first call with a key runs as usual, which compiles what has to be; the second is captured; from then on a call
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from math import prod
 from threading import Lock
 from typing import Any
@@ -29,16 +28,16 @@ import torch
 
 from nnfront.backends.backend import After
 from nnfront.backends.cuda.attention import length_bucket
+from nnfront.backends.cuda.captured_cache import CapturedLayer, DeviceLengths, still
 from nnfront.backends.cuda.captured_call import Call, CapturedGraph, Padding
 from nnfront.backends.cuda.graph_capture import GraphCapture
-from nnfront.backends.cuda.graph_safety import ROWS, finds_caches
+from nnfront.backends.cuda.graph_safety import ROWS, states_in_place
 from nnfront.backends.cuda.independent_rows import BATCHES, TOKENS, Rows, independent_rows, independent_tokens
 from nnfront.backends.cuda.last_token import padded
 from nnfront.backends.cuda.recurrent import in_place
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
-from nnfront.state.captured import CapturedLayer, DeviceLengths, still
 from nnfront.state.lengths import SequenceLengths
 
 # Graphs of a method, and keys that were seen once: those that were used longest ago are dropped.
@@ -72,7 +71,7 @@ class Graphs:
         # A sampler behind it has buffers for its own batch.
         self._rows = independent_rows(program) if after is None else ""
         self._tokens = independent_tokens(program)
-        self._finds_caches = finds_caches(program)
+        self._in_place = states_in_place(program)
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
         self._rest = 0
@@ -146,20 +145,12 @@ class Graphs:
                 if found is None or any(layer.lengths is not found for layer in value):
                     return None
                 caches[slot], lengths[slot] = value, found
-                key += [self._place(value), *self._alike(value, padding)]
+                key += [value.arrangement, *self._alike(value, padding)]
             elif isinstance(value, (int, float, bool)):
                 key += [type(value).__name__, value]
             else:
                 return None
         return Call(tuple(key), tensors, caches, lengths, padding)
-
-    def _place(self, cache: Cache) -> object:
-        """What a cache has in common with others that what was captured over it is right for."""
-        return cache.arrangement if self._is_found(cache) else cache.places
-
-    def _is_found(self, cache: Cache) -> bool:
-        """Whether kernels find on the device where its tokens lie."""
-        return self._finds_caches and cache.has_bases
 
     def _alike(self, cache: Cache, padding: Padding | None) -> tuple[int, ...]:
         """What caches have in common that a graph serves: the length class, which says how many blocks share the tokens of a sequence; for tokens that
@@ -251,7 +242,6 @@ class Graphs:
                     device=cache[0].lengths.device,
                 )
                 for slot, cache in call.caches.items()
-                if self._is_found(cache)
             },
             {slot: cache.addresses for slot, cache in call.caches.items()},
             frame.copy(),
@@ -265,7 +255,8 @@ class Graphs:
         before = [tensor.clone() for tensor in changed]
 
         def run() -> None:
-            inside, layers, width, theirs = given.copy(), [], 1, None
+            layers: list[CapturedLayer] = []
+            inside, width, theirs = given.copy(), 1, None
             if padding is not None and padding.where.axis:
                 width, theirs = padding.rows, next(iter(graph.counts.values()))[1]
             for slot, cache in call.caches.items():
@@ -273,18 +264,19 @@ class Graphs:
                 tables = dict(zip(cache.page_tables(), graph.tables.get(slot, ()), strict=True))
                 counts, tokens = graph.counts[slot]
                 lengths = DeviceLengths((bound - width,) * len(counts), counts, tokens, width)
-                inside[slot] = still(cache, lengths, tables, graph.bases.get(slot))
+                stay = [(layer, name) for at, layer, name in self._in_place if at == slot]
+                inside[slot] = still(cache, lengths, tables, graph.bases[slot], stay)
                 layers += inside[slot]
-            bases = {
-                s.rows.data_ptr(): s.base for layer in layers for s in layer.states if s.base is not None
-            }
+            states = [state for layer in layers for state in layer.states]
+            bases = {state.rows.data_ptr(): state.base for state in states if state.is_in_place}
             with padded(theirs), in_place(bases):
                 self._run(inside)
             if self._after is not None:
                 graph.made = self._after(result(inside))
             for slot in self._results:
                 graph.frame[slot] = inside[slot]
-            self._write_states(graph, layers)
+            for state in states:  # when nothing reads what was there before
+                state.keep()
             for slot, count in growth.items():
                 counts, tokens = graph.counts[slot]
                 counts.add_(tokens, alpha=count)
@@ -305,17 +297,6 @@ class Graphs:
         graph.counted.clear()
         self._rest, self.error = 0, ""
         return graph
-
-    def _write_states(self, graph: CapturedGraph, layers: Sequence[CapturedLayer]) -> None:
-        """Write what is kept of whole sequences, when nothing reads what was there before."""
-        states = [state for layer in layers for state in layer.states]
-        places = {state.rows.untyped_storage().data_ptr() for state in states}
-        for slot in self._results:
-            value = graph.frame[slot]
-            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in places:
-                graph.frame[slot] = value.clone()
-        for state in states:
-            state.keep()
 
     def _give_up(self, error: Exception) -> None:
         """Let calls run as usual for a while."""

@@ -23,6 +23,8 @@ import torch
 
 from nnfront.backends.cuda.ahead.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin
+from nnfront.backends.cuda.captured_cache import enumerate_copies
+from nnfront.backends.cuda.graph_safety import states_in_place, tokens_by_torch, why_not
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.cuda.sampling import enumerate_draws
 from nnfront.backends.cuda.table import ON_DEVICE
@@ -129,7 +131,7 @@ def enumerate_plans(
         with common.planning_for(arch), common.launched_by(collect):
             for method in program.methods.values():
                 stage = _Stage(method, known)
-                for numbers in grid(method, known, sizes) if stage.wanted else ():
+                for numbers in grid(method, known, sizes) if stage.launches else ():
                     stage.replay(numbers)
                 if stage.missed:
                     notes[method.name] = "; ".join(stage.missed)
@@ -164,6 +166,9 @@ class _Stage:
                 self._makers.update((slot, instruction) for slot in instruction.outputs)
             elif isinstance(instruction, Branch):
                 self._ways.update(zip(instruction.outputs, instruction.then.results, strict=True))
+        self._in_place, self._tokens = states_in_place(method), tokens_by_torch(method)
+        self._is_captured = not why_not(method)
+        self._copied: set[Any] = set()  # of which caches rows have been copied: sizes of pages, and bits
         self._matches = [i for i in _walk(method.body.instructions) if isinstance(i, Match)]
         self._frame = self._loaded({symbol.name: number for symbol, number in known.items()}, known)
         self.wanted = self._different(
@@ -183,6 +188,9 @@ class _Stage:
             numbers = {**numbers, **self._matched(frame, numbers)}
         except RunError:
             return  # a call with these sizes ends there as well
+        if (way := (numbers.get(PAGE), numbers.get(BITS))) not in self._copied:
+            self._copied.add(way)
+            self._copy(given)
         for place, run in enumerate(self.wanted):
             try:
                 self._call(run, frame, numbers)
@@ -193,6 +201,19 @@ class _Stage:
                 for cache, mark in caches:  # another way of a branch may write to the same layer
                     for layer in cache:
                         layer.set_lengths(mark.lengths)
+
+    @property
+    def launches(self) -> bool:
+        """Whether calls may launch something."""
+        has_caches = any(isinstance(argument.type, StateType) for argument in self._method.arguments)
+        return bool(self.wanted) or (has_caches and self._is_captured)
+
+    def _copy(self, given: Sequence[Any]) -> None:
+        """Launch what a captured call copies of caches for torch: the same kernels for any number of sequences and tokens."""
+        for argument, value in zip(self._method.arguments, given, strict=True):
+            if self._is_captured and isinstance(value, Cache):
+                stay = [(i, name) for at, i, name in self._in_place if at == argument.structure.slot]
+                enumerate_copies(value, stay, tokens=self._tokens)
 
     @property
     def missed(self) -> list[str]:
