@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan_memory`: how much memory a call of a method takes, and when. Kernels allocate for themselves, in the order of the plan."""
+"""`plan_memory`: how much memory a call of a method takes, and when. Kernels allocate for themselves, in the order of the plan.
+
+Kernels in C that follow one another are one call, which takes memory for its results when it begins, and holds its operands, of half a MiB at most,
+until it ends: so the peak may be higher by these.
+"""
 
 from __future__ import annotations
 
