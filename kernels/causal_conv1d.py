@@ -30,7 +30,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
-from nnfront_kernels.recurrence import DTYPES, require_shape, require_state
+from nnfront_kernels.recurrence import DTYPES, require_shape, require_state, theirs
 from nnfront_kernels.tiles import cdiv
 
 MOST = 16
@@ -76,11 +76,11 @@ def choose(shape: ConvShape, dtype: str, arch: str) -> Config:
 
 
 @triton.jit
-def token_at(x_channels, state_channels, source, inside, stride_xt, WIDTH: tl.constexpr):
-    """Channels of the tokens `source`, float32: of x from 0 on, before that of the state, 0 without one."""
+def token_at(x_channels, state_channels, source, inside, held, stride_xt, WIDTH: tl.constexpr):
+    """Channels of the tokens `source`, float32: of x from 0 on, before that of the state where it is `held`, else 0."""
     token = tl.load(x_channels + source * stride_xt, mask=inside & (source >= 0), other=0.0).to(tl.float32)
     if state_channels is not None:
-        kept = tl.load(state_channels + (source + WIDTH - 1), mask=inside & (source < 0), other=0.0)
+        kept = tl.load(state_channels + (source + WIDTH - 1), mask=held & (source < 0), other=0.0)
         token += kept.to(tl.float32)
     return token
 
@@ -109,6 +109,7 @@ def causal_conv1d_kernel(
     batch = tl.program_id(2).to(tl.int64)
     inside_c = c < CHANNELS
     inside = inside_c & (t < SEQ)
+    held = c < theirs(CHANNELS, base_ptr)
     x_channels = x_ptr + batch * stride_xb + c
     state_ptr = moved(state_ptr, base_ptr, 0)
     after_ptr = moved(after_ptr, base_ptr, 0)
@@ -119,7 +120,9 @@ def causal_conv1d_kernel(
     y = tl.zeros((BLOCK_T, BLOCK_C), dtype=tl.float32)
     for i in tl.static_range(WIDTH):
         weight = tl.load(w_ptr + c * stride_wc + i, mask=inside_c, other=0.0).to(tl.float32)
-        y += weight * token_at(x_channels, state_channels, t + (i - WIDTH + 1), inside, stride_xt, WIDTH)
+        y += weight * token_at(
+            x_channels, state_channels, t + (i - WIDTH + 1), inside, held, stride_xt, WIDTH
+        )
     if bias_ptr is not None:
         y += tl.load(bias_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
     if SILU:
@@ -128,9 +131,9 @@ def causal_conv1d_kernel(
     if tl.program_id(1) == 0:
         for i in tl.static_range(WIDTH - 1):
             source = tl.zeros((1, BLOCK_C), dtype=tl.int64) + (SEQ + i - WIDTH + 1)
-            last = token_at(x_channels, state_channels, source, inside_c, stride_xt, WIDTH)
+            last = token_at(x_channels, state_channels, source, inside_c, held, stride_xt, WIDTH)
             tl.debug_barrier()  # later elements are read before earlier ones are written
-            tl.store(after_ptr + at_state + i, last.to(after_ptr.dtype.element_ty), mask=inside_c)
+            tl.store(after_ptr + at_state + i, last.to(after_ptr.dtype.element_ty), mask=held)
 
 
 @taking(DTYPES)

@@ -43,6 +43,7 @@ from nnfront_kernels.recurrence import (
     refusal,
     require_shape,
     require_state,
+    theirs,
     widest,
 )
 from nnfront_kernels.tiles import cdiv
@@ -149,7 +150,7 @@ def gated_delta_rule_kernel(
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     dk, dv = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside_k, inside_v = dk < SIZE_K, dv < SIZE_V
-    held = inside_k[:, None] & inside_v[None, :]
+    held = inside_k[:, None] & (dv < theirs(SIZE_V, base_ptr))[None, :]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE_K + dk[:, None]) * SIZE_V + dv[None, :]
     state_ptr = moved(state_ptr, base_ptr, 0)
     after_ptr = moved(after_ptr, base_ptr, 0)

@@ -2,8 +2,9 @@
 """What the kernels of recurrences share: checks of their operands, and what tokens of a chunk leave of one another.
 
 A state stays in registers while one block walks over the tokens of a sequence, many of them as chunks whose tokens meet in products.
-A captured launch serves every cache of one layout: `base` int64 [1], if given, says how many times 16 bytes behind the tensors that it was given the
-state lies, the one before and the one after, and is read on the device. One block reads what it writes, so both may be one.
+A captured launch serves every cache of one layout: `base` int64 [2], if given, says how many times 16 bytes behind the tensors that it was given the
+state lies, the one before and the one after, and how many sequences of the launch, the last ones, are nobody's: these begin from zeros, and no state of theirs is
+read or written. It is read on the device. One block reads what it writes, so both may be one.
 
 Arithmetic is float32. Tensor cores take tokens in 16 bits as they are, and what they meet in float32 in two parts of 16 bits (`product`).
 """
@@ -51,19 +52,21 @@ def require_state(
     like: torch.Tensor,
 ) -> dict[str, Any]:
     """The kernel arguments that say where the state [*shape] before the first token lies, and where the one after the last is written: to `after`,
-    which may be the one before, or to a new tensor. Raise KernelError unless all are dense, of `dtype` if there is one, and `base` int64 [1].
+    which may be the one before, or to a new tensor. Raise KernelError unless all are dense, of `dtype` if there is one, and `base` int64 [2], with which they may
+    hold fewer sequences.
     """
     for name, tensor in (("state", state), ("after", after)):
         if tensor is None:
             continue
-        if list(tensor.shape) != list(shape) or not tensor.is_contiguous():
+        is_part = base is not None and len(tensor) < shape[0]
+        if list(tensor.shape[is_part:]) != list(shape[is_part:]) or not tensor.is_contiguous():
             raise KernelError(
                 f"{name} must be a dense {list(shape)}, got {list(tensor.shape)} with strides {list(tensor.stride())}"
             )
         if tensor.dtype != (wanted := dtype or (tensor if state is None else state).dtype):
             raise KernelError(f"{name} must be {wanted}, got {tensor.dtype}")
-    if base is not None and (base.shape != (1,) or base.dtype != torch.int64):
-        raise KernelError(f"base must be int64 [1], got {base.dtype} {list(base.shape)}")
+    if base is not None and (base.shape != (2,) or base.dtype != torch.int64):
+        raise KernelError(f"base must be int64 [2], got {base.dtype} {list(base.shape)}")
     if after is None:
         kept = dtype or (like if state is None else state).dtype
         after = torch.empty(tuple(shape), dtype=kept, device=like.device)
@@ -73,6 +76,14 @@ def require_state(
 def widest(columns: int, other: int) -> int:
     """How many columns of a state a block holds: no more than leave registers for the products, with `other` rows."""
     return min(columns, 4096 // other)
+
+
+@triton.jit
+def theirs(size, base_ptr):
+    """How much there is of an axis of the state of this block's sequence: `size`, or nothing if that is nobody's."""
+    if base_ptr is not None:
+        size = tl.where(tl.program_id(2) < tl.num_programs(2) - tl.load(base_ptr + 1), size, 0)
+    return size
 
 
 @triton.jit

@@ -41,6 +41,7 @@ from nnfront_kernels.recurrence import (
     refusal,
     require_shape,
     require_state,
+    theirs,
     widest,
 )
 from nnfront_kernels.tiles import cdiv
@@ -134,7 +135,7 @@ def ssm_scan_kernel(
     p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
     inside_p, inside_s = p < SIZE, s < STATES
     # States x features, as products want them.
-    held = inside_p[None, :] & inside_s[:, None]
+    held = inside_p[None, :] & (s < theirs(STATES, base_ptr))[:, None]
     at_state = ((batch * tl.num_programs(1) + head) * SIZE + p[None, :]) * STATES + s[:, None]
     state_ptr = moved(state_ptr, base_ptr, 0)
     after_ptr = moved(after_ptr, base_ptr, 0)

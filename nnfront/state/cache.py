@@ -38,9 +38,9 @@ def bases_of_tokens(layer: CacheLayer) -> int:
     return max(4, len(layer.placed.all))
 
 
-def _addresses(layer: CacheLayer) -> tuple[int, ...]:
+def _addresses(layer: CacheLayer) -> tuple[int | None, ...]:
     tokens = [part.data_ptr() for part in layer.placed.all] or [0]
-    states = [number for rows in layer.settled() for number in (rows.data_ptr(), 0)]
+    states = [number for rows in layer.settled() for number in (rows.data_ptr(), None)]
     return (*(*tokens, *tokens, 0, 0)[: bases_of_tokens(layer)], *states)
 
 
@@ -106,7 +106,7 @@ class Cache(Sequence[CacheLayer]):
         self.max_seq: int = layers[0].max_seq if layers else 0
         self._layers = tuple(layers)
         self._arrangement: object = None
-        self._addresses: tuple[tuple[int, ...], ...] | None = None
+        self._addresses: tuple[tuple[int | None, ...], ...] | None = None
         self._snapshot: weakref.ref[Snapshot] | None = None
 
     @property
@@ -123,8 +123,11 @@ class Cache(Sequence[CacheLayer]):
         return self._arrangement
 
     @property
-    def addresses(self) -> tuple[tuple[int, ...], ...]:
-        """Where each layer lies, in the order of its bases: buffers of tokens and their scales, a single one twice, and each whole state with a 0 behind it."""
+    def addresses(self) -> tuple[tuple[int | None, ...], ...]:
+        """Where each layer lies, in the order of its bases: buffers of tokens and their scales, a single one twice, and each whole state.
+
+        Behind a state is a None: in its place bases say how many rows of a graph are nobody's.
+        """
         if self._addresses is None:
             self._addresses = tuple(map(_addresses, self))
         return self._addresses

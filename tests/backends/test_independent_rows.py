@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from nnfront_models import bloom, deepseek_v3, llama, mamba2, qwen3_moe
+from nnfront_models import bloom, deepseek_v3, lfm2, llama, mamba, mamba2, qwen3_moe, qwen3_next, rwkv
 
 import nnfront as nn
 from nnfront import op
@@ -49,9 +49,26 @@ def test_adapters_of_sequences_keep_to_rows_as_well():
     assert isinstance(independent_rows(methods["decode"]), Rows)
 
 
-def test_states_of_whole_sequences_are_not_padded():
-    methods = decode_of(mamba2.build(mamba2.TINY), mamba2.TINY, export_spec=mamba2.export_spec)
-    assert "cache_read" in str(independent_rows(methods["decode"]))
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        (mamba, {}),
+        (mamba2, {}),
+        (qwen3_next, {"head_dim": 64}),
+        (lfm2, {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_states_of_whole_sequences_are_rows_of_the_next_token(file, changes):
+    config = dataclasses.replace(file.TINY, dtype="bfloat16", **changes)
+    methods = decode_of(file.build(config), config, export_spec=file.export_spec)
+    assert isinstance(independent_rows(methods["decode"]), Rows)
+    assert "may not keep" in str(independent_rows(methods["prefill"]))
+
+
+def test_what_a_loop_does_with_states_is_not_looked_into():
+    methods = decode_of(rwkv.build(rwkv.TINY), rwkv.TINY, export_spec=rwkv.export_spec)
+    assert "may not keep" in str(independent_rows(methods["decode"]))
 
 
 @pytest.mark.parametrize("file", [llama, qwen3_moe, bloom], ids=lambda file: file.__name__)

@@ -12,7 +12,19 @@ from typing import Any
 import graph_runs
 import torch
 from graph_runs import Both, both, captured_by
-from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba, mamba2, qwen3_5_text, rwkv, t5, whisper
+from nnfront_models import (
+    bloom,
+    deepseek_v3,
+    gemma2,
+    llama,
+    mamba,
+    mamba2,
+    qwen3_5_text,
+    qwen3_next,
+    rwkv,
+    t5,
+    whisper,
+)
 from tape import TapeCapture
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +39,7 @@ from nnfront.session import Session
 FILES = {
     "mamba2": mamba2,
     "qwen3_5_text": qwen3_5_text,
+    "qwen3_next": qwen3_next,
     "deepseek_v3": deepseek_v3,
     "gemma2": gemma2,
     "bloom": bloom,
@@ -40,6 +53,7 @@ FILES = {
 DENSE: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"first_k_dense_replace": 8},
     "kimi_linear": {"first_k_dense_replace": 8},
+    "qwen3_next": {"num_experts": 0},
 }
 
 

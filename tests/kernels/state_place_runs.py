@@ -75,7 +75,8 @@ def share_with(name: str, options: tuple[tuple[str, Any], ...]) -> tuple[int, in
     return share(name, **dict(options))
 
 
-# Configs whose cross attention, or whose self attention as well, is that of the kernels.
+# Configs whose cross attention, or whose self attention as well, is that of the kernels. As many heads with states as two vectors of the CPU have numbers: torch's softplus
+# has the same bits for each sequence of any batch.
 ON_KERNELS: dict[str, dict[str, Any]] = {
     "whisper": {
         "dtype": "float16",
@@ -84,6 +85,9 @@ ON_KERNELS: dict[str, dict[str, Any]] = {
         "decoder_attention_heads": 2,
     },
     "t5": {"dtype": "float16", "d_kv": 64, "num_heads": 2},
+    "mamba": {"dtype": "float16"},
+    "mamba2": {"dtype": "float16", "num_heads": 32, "head_dim": 4, "num_hidden_layers": 1},
+    "qwen3_next": {"dtype": "float16", "head_dim": 64, "linear_num_value_heads": 32},
 }
 
 
@@ -136,6 +140,26 @@ def pad(name: str) -> tuple[int, int]:
     for talk in (three, four, three, four):
         talk.step()
     return len(one["decode"].graphs), one["decode"].graphs.replays
+
+
+def pad_states(name: str) -> tuple[int, int]:
+    """How many graphs there are for three, four and five of six sequences in one cache, and how many steps were replayed: what is kept of the others stays."""
+    one, other, _ = pair(name, *recurrent.KERNELS, *attention.KERNELS, **ON_KERNELS[name])
+    whole = Talk.begun(name, (one, other), 6)
+    for rows in (rows for kept in map(bytes_of, whole.caches) for rows in kept):
+        rows[5:] = 0xFF
+    for batch in (3, 4, 3, 5, 5):
+        whole.map("rows", 0, batch).step()
+        for mine, usual in zip(*map(bytes_of, whole.caches), strict=True):
+            assert torch.equal(mine, usual)
+            assert bool((mine[5:] == 0xFF).all())
+    return len(one["decode"].graphs), one["decode"].graphs.replays
+
+
+def bytes_of(caches: list[Cache]) -> list[torch.Tensor]:
+    """All that is kept of each sequence, as bytes."""
+    kept = (t for cache in caches for layer in cache for t in (*layer.settled(), *layer.placed.all))
+    return [t.view(len(t), -1).view(torch.uint8) for t in kept]
 
 
 def launches(name: str) -> list[list[str]]:

@@ -170,7 +170,7 @@ def test_one_plan_stays_right_as_sequences_grow(interpreted, make, paged, fp8):
 def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
     kernel = next(kernel for kernel in KERNELS if kernel.name == name)
     tensors, options = kernel.example(shape, "bfloat16")
-    base = torch.empty(1 if name == "ssm_scan" else 4, dtype=torch.int64, device="meta")
+    base = torch.empty(2 if name == "ssm_scan" else 4, dtype=torch.int64, device="meta")
     plans = (kernel.plan(*tensors, **options, base=given, arch="sm_90") for given in (None, base))
     return tuple(report(plan, "sm_90") for plan in plans)  # type: ignore[return-value]
 
@@ -193,10 +193,11 @@ def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
 def test_a_base_costs_a_load_of_its_own_for_each_buffer_and_nothing_else(compiled, module, sizes):
     shape = replace(module.KERNEL.typical, **sizes)
     plain, based = compiled(with_and_without_base, module.KERNEL.name, shape)
-    of_one = module in (attention_latent, ssm_scan)
+    of_one = module is attention_latent  # a state has one too, and how many sequences are nobody's is another
     buffers = {"LDG.64": 4 if getattr(shape, "fp8", False) else 1 if of_one else 2}
     assert based.loads == {**plain.loads, **buffers}
-    assert (based.registers, based.shared_bytes, based.spills) == (plain.registers, plain.shared_bytes, 0)
+    assert (based.shared_bytes, based.spills) == (plain.shared_bytes, 0)
+    assert based.registers <= plain.registers
     assert based.instructions - plain.instructions <= 32
 
 

@@ -92,16 +92,27 @@ def check(
 def assert_in_place(
     kernel: Any, operands: tuple[Any, ...], options: dict[str, Any], expected: torch.Tensor
 ) -> None:
-    """The same state is written where the one before lies, some units of 16 bytes behind the tensor that is given, and nothing around it."""
+    """The same states are written where those before lie, some units of 16 bytes behind the tensor that is given, and nothing around them; of sequences
+    that are nobody's, the last ones, nothing is read or written, and results are those of a state of zeros.
+    """
     *others, state = operands
     unit = 16 // state.itemsize
-    room = torch.full((state.numel() + 10 * unit,), float("nan"), dtype=state.dtype)
-    lies, given = (room[i * unit :][: state.numel()].view(state.shape) for i in (7, 2))
-    lies.copy_(state)
-    kernel.plan(*others, given, **options, after=given, base=torch.tensor([5]), arch="sm_80").launch()
-    assert torch.equal(lies, expected), "in place the state is another"
-    assert room[: 7 * unit].isnan().all()
-    assert room[7 * unit + state.numel() :].isnan().all()
+    room = torch.empty(state.numel() + 10 * unit, dtype=state.dtype)
+    begun = {}
+    for theirs in (len(state), len(state) - 1):
+        lies, given = (room[i * unit :][: state[:theirs].numel()].view(state[:theirs].shape) for i in (7, 2))
+        room.fill_(float("nan"))
+        lies.copy_(state[:theirs])
+        base = torch.tensor([5, len(state) - theirs])
+        y, _ = kernel.plan(*others, given, **options, after=given, base=base, arch="sm_80").launch()
+        assert torch.equal(lies, expected[:theirs]), "in place the state is another"
+        assert room[: 7 * unit].isnan().all()
+        assert room[7 * unit + lies.numel() :].isnan().all()
+        begun[theirs] = y
+    kept = torch.cat([state[:-1], torch.zeros_like(state[-1:])])
+    of_nobody, _ = kernel.plan(*others, kept, **options, arch="sm_80").launch()
+    assert torch.equal(begun[len(state) - 1], of_nobody), "a sequence that is nobody's begins from something"
+    assert torch.equal(begun[len(state)][:-1], of_nobody[:-1]), "sequences have other bits beside nobody's"
 
 
 def scan(package: ModuleType, case: Tokens) -> None:
@@ -253,6 +264,11 @@ MUTANTS = [
     ("delta", replace(ONE_DELTA, channels=True), "gated_delta_rule.py", "tl.load(g_head + dk, mask", "tl.load(g_head + 0 * dk, mask", "rate_of_the_first_channel"),
     ("scan", ONE_SCAN, "ssm_scan.py", "moved(after_ptr, base_ptr, 0)", "after_ptr", "base_of_the_next_state_left_out"),
     ("delta", ONE_DELTA, "gated_delta_rule.py", "moved(state_ptr, base_ptr, 0)", "state_ptr", "base_of_the_state_left_out"),
+    ("scan", ONE_SCAN, "ssm_scan.py", "s < theirs(STATES, base_ptr)", "s < STATES", "states_of_nobody"),
+    ("delta", ONE_DELTA, "gated_delta_rule.py", "dv < theirs(SIZE_V, base_ptr)", "dv < SIZE_V", "columns_of_nobody"),
+    ("convolve", ONE_CONV, "causal_conv1d.py", "mask=held & (source < 0)", "mask=inside & (source < 0)", "tokens_of_nobody_read"),
+    ("convolve", ONE_CONV, "causal_conv1d.py", "mask=held)", "mask=inside_c)", "tokens_of_nobody_written"),
+    ("scan", ONE_SCAN, "recurrence.py", "tl.num_programs(2) - tl.load(base_ptr + 1)", "tl.load(base_ptr + 1)", "nobodys_counted_as_theirs"),
     ("convolve", ONE_CONV, "causal_conv1d.py", "moved(state_ptr, base_ptr, 0)", "state_ptr", "base_left_out"),
     ("convolve", CONV, "causal_conv1d.py", "source >= 0", "source > 0", "first_token_skipped"),
     ("convolve", CONV, "causal_conv1d.py", "t + (i - WIDTH + 1)", "t + (WIDTH - 1 - i)", "taps_ahead"),
@@ -327,7 +343,9 @@ WRONG = [
     (causal_conv1d, CONVOLVED, {"bias": tensor(4)}, r"bias must be a dense \[20\], got \[4\]"),
     (ssm_scan, SCANNED, {"after": tensor(2, 4, 16, 23, dtype=torch.float32)}, r"after must be a dense \[2, 4, 16, 24\], got"),
     (causal_conv1d, CONVOLVED, {"after": tensor(2, 20, 3, dtype=torch.float32)}, "after must be torch.float16, got torch.float32"),
-    (gated_delta_rule, RULED, {"base": tensor(4, dtype=torch.int64)}, r"base must be int64 \[1\], got torch.int64 \[4\]"),
+    (gated_delta_rule, RULED, {"base": tensor(4, dtype=torch.int64)}, r"base must be int64 \[2\], got torch.int64 \[4\]"),
+    (ssm_scan, SCANNED, {"state": tensor(1, 4, 16, 24, dtype=torch.float32)}, r"state must be a dense \[2, 4, 16, 24\], got \[1, 4, 16, 24\]"),
+    (ssm_scan, SCANNED, {"state": tensor(3, 4, 16, 24, dtype=torch.float32), "base": tensor(2, dtype=torch.int64)}, r"state must be a dense \[2, 4, 16, 24\], got \[3, 4, 16, 24\]"),
     (causal_conv1d, CONVOLVED, {"state": tensor(2, 3, 20).mT}, r"state must be a dense \[2, 20, 3\], got"),
 ]  # fmt: skip
 

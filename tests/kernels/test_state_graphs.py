@@ -116,6 +116,13 @@ def test_batches_of_other_sizes_that_attend_to_sources_are_replayed_in_the_rows_
     assert interpreted(state_place_runs.pad, name) == (1, 3)
 
 
+@pytest.mark.parametrize("name", few_of(["mamba", "mamba2", "qwen3_next"]))
+def test_batches_of_other_sizes_whose_states_are_whole_are_replayed_in_the_rows_of_one_graph(
+    interpreted, name
+):
+    assert interpreted(state_place_runs.pad_states, name) == (2, 3)
+
+
 @pytest.mark.parametrize(("name", "caches"), few_of([("mamba", 1), ("t5", 2)]))
 def test_of_another_cache_a_graph_is_told_lengths_and_where_it_lies(interpreted, name, caches):
     same, other = ["copy_"] * 2, ["copy_"] * (2 + 1 + caches)  # memories are alike in their lengths

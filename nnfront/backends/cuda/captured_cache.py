@@ -83,8 +83,8 @@ class CapturedState(FixedStorage):
 
     @property
     def base(self) -> torch.Tensor:
-        """Where a kernel finds it: int64 [1]."""
-        return self._bases[self._index : self._index + 1]
+        """Where a kernel finds it, and how many rows of the graph are nobody's: int64 [2]."""
+        return self._bases[self._index : self._index + 2]
 
     def read(self) -> torch.Tensor:
         if self._value is self.rows and not self.is_in_place:

@@ -16,7 +16,7 @@ from nnfront.state.cache import UNIT, Cache
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_table import GONE
 
-Addresses: TypeAlias = tuple[tuple[int, ...], ...]
+Addresses: TypeAlias = tuple[tuple[int | None, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CapturedGraph:
     replay: Callable[[], None] = lambda: None
     counted: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     tables_read: dict[int, list[tuple[Hashable, int]]] = field(default_factory=dict)
-    based: dict[int, Addresses] = field(default_factory=dict)
+    based: dict[int, tuple[Addresses, int]] = field(default_factory=dict)
 
     def fill(self, call: Call) -> None:
         """Copy what has changed since the last call to where the graph reads it."""
@@ -102,13 +102,15 @@ class CapturedGraph:
                         statics[i][len(table) :].fill_(GONE)
             self.tables_read[slot] = keys
         for slot, static in self.bases.items():
-            addresses = call.caches[slot].addresses
-            if self.based.get(slot) != addresses:
+            cache = call.caches[slot]
+            addresses, nobodys = based = cache.addresses, call.rows(cache) - cache.batch
+            if self.based.get(slot) != based:
                 found_bases = [
-                    _base(*both, static.shape[1]) for both in zip(addresses, self.anchors[slot], strict=True)
+                    _base(*both, nobodys, static.shape[1])
+                    for both in zip(addresses, self.anchors[slot], strict=True)
                 ]
                 static.copy_(sent(found_bases, torch.int64, static.device), non_blocking=True)
-                self.based[slot] = addresses
+                self.based[slot] = based
 
     def grown(self, call: Call, growth: dict[int, int]) -> None:
         """Note what the graph has added to the lengths."""
@@ -117,9 +119,14 @@ class CapturedGraph:
             self.counted[slot] = call.tokens, grown
 
 
-def _base(addresses: tuple[int, ...], anchors: tuple[int, ...], width: int) -> list[int]:
-    """A layer's bases, and zeros up to a width."""
-    units = [(now - then) // UNIT for now, then in zip(addresses, anchors, strict=True)]
+def _base(
+    addresses: tuple[int | None, ...], anchors: tuple[int | None, ...], nobodys: int, width: int
+) -> list[int]:
+    """A layer's bases, behind that of each state how many rows are nobody's, and zeros up to a width."""
+    units = [
+        nobodys if now is None or then is None else (now - then) // UNIT
+        for now, then in zip(addresses, anchors, strict=True)
+    ]
     return units + [0] * (width - len(units))
 
 

@@ -317,11 +317,11 @@ def _rows(value: torch.Tensor) -> int:
 
 def _takes(cache: Cache, axis: int, rows: int) -> bool:
     """Whether rows that are nobody's write over nothing. Sequences: they have no page, or the kernel that attends with keys and values stores no token for
-    them. Tokens: they are behind those of the only sequence, at positions that there are.
+    them, as those of recurrences and `copy_rows` write no state. Tokens: they are behind those of the only sequence, at positions that there are.
     """
     if axis:
         return cache.batch == 1 and cache[0].lengths.longest + rows <= cache.max_seq
-    return all(layer.table_key is not None or len(layer.type.per_token) == 2 for layer in cache)
+    return all(layer.table_key is not None or len(layer.type.per_token) in (0, 2) for layer in cache)
 
 
 def _growth(call: Call) -> dict[int, int] | None:

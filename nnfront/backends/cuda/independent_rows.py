@@ -30,7 +30,7 @@ POINTWISE = frozenset(
     for name, op in OPS.items()
     if op.infer.__module__.rpartition(".")[2] in ("elementwise", "activation", "logic")
 )
-WHOLE_ROWS = POINTWISE | {"tuple", "zeros_like", "ones_like", "full_like", "broadcast_to"}
+WHOLE_ROWS = POINTWISE | {"gated_activation", "tuple", "zeros_like", "ones_like", "full_like", "broadcast_to"}
 # Those that keep to a row unless an attribute names axis 0, or none where that means all of them.
 ALONG = frozenset(
     {
@@ -41,6 +41,8 @@ ALONG = frozenset(
 )
 # Products whose first operand has the rows and whose others are weights, but for what is added to the result.
 PRODUCTS = ("linear", "product", "moe_mlp", "experts")
+# Of one token a row of results is of the same rows of tokens and states. The sizes of weights are others of results, so `_add` refuses weights that have rows.
+RECURRENCES = ("causal_conv1d", "ssm_scan", "selective_scan", "gated_delta_rule")
 # What may be said how many rows there are.
 TOLD = ("reshape", "zeros", "ones", "full", "broadcast_to", "cache_positions")
 # Kernels of a prompt's attention that are said which tokens are somebody's.
@@ -185,7 +187,11 @@ class _Rows:
         """Whether rows of the results depend on the same rows of these operands alone."""
         types = [self._type(slot) for slot in theirs]
         if any(isinstance(type, (StateType, StateLayerType)) for type in types):
-            return run.kernel in COUNTING if self._known else run.kernel in FINDING and self._is_step(run)
+            if self._known:
+                return run.kernel in COUNTING
+            return run.op in ("cache_read", "cache_write") or (run.kernel in FINDING and self._is_step(run))
+        if run.op in RECURRENCES:
+            return not self._known and self._is_step(run)
         if run.op in ("reshape", "zeros", "ones", "full"):
             return True  # rows stay in their order, and `_add` looks at how many there are
         if run.op in WHOLE_ROWS:
@@ -210,7 +216,7 @@ class _Rows:
         return False
 
     def _is_step(self, run: Run) -> bool:
-        """Whether attention is that of one token for each sequence: what several of a row that is nobody's would see is not there."""
+        """Whether attention, or a recurrence, is that of one token for each sequence: what several of a row that is nobody's would see is not there."""
         tensors = (self._type(slot) for slot in (*run.inputs[:1], *run.outputs[:1]))
         shapes = [type.shape for type in tensors if isinstance(type, TensorType)]
         return all(shape[1] == 1 for shape in shapes)

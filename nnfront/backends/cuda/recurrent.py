@@ -30,7 +30,7 @@ _CAPTURED = _Captured()
 
 @contextmanager
 def in_place(bases: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """Inside of this states at these addresses are written where they lie, in this thread; `bases` say where that is when a kernel runs, int64 [1]."""
+    """Inside of this states at these addresses are written where they lie, in this thread; `bases` say where that is when a kernel runs, int64 [2]."""
     before, _CAPTURED.bases = _CAPTURED.bases, bases
     try:
         yield
@@ -43,7 +43,7 @@ def _kept(state: torch.Tensor | None) -> dict[str, torch.Tensor]:
     if state is None:
         return {}
     base = _CAPTURED.bases.get(state.data_ptr())
-    return {"base": here(state.device)[:1]} if base is None else {"base": base, "after": state}
+    return {"base": here(state.device)[:2]} if base is None else {"base": base, "after": state}
 
 
 def _asked(kernel: str, shape: str, context: Context, dtype: str, *sizes: Any) -> str:
