@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     gather(line, results)
                 part, seconds = running[ended], time.monotonic() - started
                 results["parts"][part] = round(seconds, 1)
-                (out / f"call_{'_'.join(options.parts)}.json").write_text(json.dumps(results, indent=1) + "\n")
+                (out / f"call_{'_'.join(options.parts)}.json").write_text(
+                    json.dumps(results, indent=1) + "\n"
+                )
                 print(f"{part}: {seconds:.0f} s", flush=True)
     if results["rows"]:
         print(table(results))
