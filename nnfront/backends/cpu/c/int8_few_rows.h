@@ -3,7 +3,12 @@
 //
 // A vector of bytes of an output is FLOATS sums of neighbours. Those of four outputs are added up together to a quarter of a vector for each 16 bytes, in which each output has a lane.
 
-enum { FEW = 16, FEW_IN_GROUPS = 4, FEW_IN_BLOCK = 4, QUARTERS = FLOATS / FOUR };  // rows for which that pays, with a scale for each output and with more; at once
+enum {
+    FEW = 16, FEW_IN_GROUPS = 4,  // rows for which that pays, with a scale for each output and with more
+    FEW_IN_BLOCK = 4,             // rows at once
+    QUARTERS = FLOATS / FOUR,
+    FEW_AHEAD = 9 << 10,          // bytes of a weight that are fetched before they are needed: what the nearest cache holds beside rows
+};
 
 typedef int32_t FourInts OF(16);
 
@@ -42,7 +47,7 @@ FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const ui
     enum { LOW = 0x0F0F0F0F };
     const uint32_t flipped = halves == 1 ? 0x80808080 : p->n->stored == INT4_GROUPS ? 0x88888888 : 0;
     const Py_ssize_t bytes = p->bytes, of_part = p->length / halves, padded = p->padded, all_parts = p->parts, of_four = FOUR * bytes + !bytes;
-    const uint8_t *ahead = weight[0] + (row ? 0 : (BYTES_AHEAD / of_four + 1) * of_four);  // the next outputs, in the order of memory
+    const uint8_t *ahead = weight[0] + (row ? 0 : (FEW_AHEAD + of_four - 1) / of_four * of_four);  // other outputs, in the order of memory
     const Rounded *x = p->quantized + row * padded + first * p->length;
     const float *x_sums = p->sums + row * all_parts + first;
     Four sums[FEW_IN_BLOCK];
