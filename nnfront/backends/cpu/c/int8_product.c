@@ -3,6 +3,7 @@
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
 // cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there.
+// Few rows do without that order where bytes are multiplied by fours (`int8_few_rows.h`). Sums of a part are exact, and parts are added in their order: so a row has the same bits both ways.
 
 #include <math.h>
 
@@ -26,8 +27,10 @@ typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
     float *sums;               // [rows, parts], of quantised values
-    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
+    Py_ssize_t bytes;          // of an output
+    bool is_few;
 } Int8;
 
 // How many rows the block has that begins at a row.
@@ -39,10 +42,15 @@ INLINE int column_of_number(bool is_four_bits, int number) {
     return is_four_bits ? 2 * place + number / FOUR : number / FOUR * FOUR + place;
 }
 
-// Round a row, which is number `row` of a block of `rows` that begins at `to`.
-FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
+// Where four neighbours lie among those of few rows, which lie one after the other: the halves of a vector of bytes are a vector each.
+INLINE Py_ssize_t place_of_four(const bool is_four_bits, Py_ssize_t four) {
+    const int halves = 1 + is_four_bits;
+    return (four / (halves * FLOATS) * halves + four % halves) * FLOATS + four % (halves * FLOATS) / halves;
+}
+
+// Round a row, which is number `at` of a block of `rows` that begins at `to`.
+FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
     const Py_ssize_t columns = p->n->columns;
-    const bool is_four_bits = p->n->stored >= INT4_GROUPS;
     uint16_t most = 0;
     for (Py_ssize_t i = 0; i < columns; i++) {
         const uint16_t size = x[i] & 0x7FFF;
@@ -51,24 +59,29 @@ FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Rou
     const bool is_finite = most < 0x7F80;
     const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f;
     p->scales[row] = scale;
-    for (Py_ssize_t part = 0; part < p->parts; part++) {
-        const Py_ssize_t begin = part * p->length, end = begin + p->length < p->padded ? begin + p->length : p->padded;
-        int32_t sum = 0;
-        for (Py_ssize_t first = begin; first < end; first += STEP) {
+    for (Py_ssize_t part = 0, first = 0; first < p->padded; part++) {
+        const Py_ssize_t end = first + p->length < p->padded ? first + p->length : p->padded;
+        Ints sum = {0};
+        for (; first < end; first += STEP) {
             int32_t quantized[STEP];
             for (int i = 0; i < STEP; i += FLOATS) {
                 const Py_ssize_t left = columns - first - i;
                 const Floats values = widened_vector(x + first + i, first_lanes(left > 0 ? left : 0));
-                const Ints rounded = __builtin_convertvector(is_finite ? nearest(values / all(scale)) : all(0.0f), Ints);
-                memcpy(quantized + i, &rounded, sizeof rounded);
+                const Ints integers = __builtin_convertvector(is_finite ? nearest(values / all(scale)) : all(0.0f), Ints);
+                memcpy(quantized + i, &integers, sizeof integers);
+                sum += integers;
             }
-            for (int i = 0; i < STEP; i++) sum += quantized[i];
-            Rounded *of_step = to + (first / FOUR * rows + at) * FOUR;
-            for (int four = 0; four < STEP / FOUR; four++)
-                for (int i = 0; i < FOUR; i++)
-                    of_step[four * rows * FOUR + i] = (Rounded)quantized[four / 2 * 8 + column_of_number(is_four_bits, four % 2 * FOUR + i)];
+            for (int four = 0; four < STEP / FOUR; four++) {
+                const Py_ssize_t number = first / FOUR + four, place = p->is_few ? place_of_four(is_four_bits, number) : number * rows + at;
+                Rounded ordered[FOUR];
+#pragma GCC unroll 4
+                for (int i = 0; i < FOUR; i++) ordered[i] = (Rounded)quantized[four / 2 * 8 + column_of_number(is_four_bits, four % 2 * FOUR + i)];
+                memcpy(to + place * FOUR, ordered, sizeof ordered);
+            }
         }
-        p->sums[row * p->parts + part] = (float)sum;
+        int32_t all_of = 0;
+        for (int i = 0; i < FLOATS; i++) all_of += sum[i];
+        if (part < p->parts) p->sums[row * p->parts + part] = (float)all_of;
     }
 }
 
@@ -76,10 +89,13 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
     const Int8 *p = given;
     const Py_ssize_t all_rows = p->n->rows;
     for (Py_ssize_t row = 0, rows; row < end; row += rows) {
-        rows = rows_of_block(all_rows - row);
+        rows = p->is_few ? 1 : rows_of_block(all_rows - row);
         for (Py_ssize_t i = 0; i < rows; i++)
-            if (row + i >= first && row + i < end)
-                round_row(p, (const uint16_t *)p->n->x + (row + i) * p->n->columns, row + i, p->quantized + row * p->padded, rows, i);
+            if (row + i >= first && row + i < end) {
+                const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
+                if (p->n->stored >= INT4_GROUPS) round_row(p, true, x, row + i, p->quantized + row * p->padded, rows, i);
+                else round_row(p, false, x, row + i, p->quantized + row * p->padded, rows, i);
+            }
     }
 }
 
@@ -111,7 +127,7 @@ FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { retur
 // Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
     const Stored how = (Stored)p->n->stored;
-    const Py_ssize_t bytes = bytes_of(how, p->n->columns);
+    const Py_ssize_t bytes = p->bytes;
     const uint32_t flipped = how < INT4_GROUPS ? 0x80808080 : how == INT4_GROUPS ? 0x08080808 : 0;
     for (Py_ssize_t byte = bytes_of(how, first); byte < bytes_of(how, end); byte += VECTOR) {
         Bits of[FLOATS];
@@ -193,6 +209,10 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
+#if AVX512_BF16
+#include "int8_few_rows.h"
+#endif
+
 // Vectors of outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
     const Int8 *p = given;
@@ -229,11 +249,17 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     if (why) return why;
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
-    Int8 p = {.n = n, .padded = (n->columns + STEP - 1) / STEP * STEP, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups};
-    p.parts = (p.padded + p.length - 1) / p.length;
-    p.scales = n->work, p.sums = p.scales + n->rows, p.quantized = (Rounded *)(p.sums + n->rows * p.parts);
-    const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS, bytes = bytes_of(how, n->columns);
+    Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns)};
+    Share outputs = int8_outputs;
+    Py_ssize_t whole = STEP;
+#if AVX512_BF16
+    if (n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
+#endif
+    p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
+    p.scales = n->work, p.sums = p.scales + n->rows;
+    p.quantized = (Rounded *)(((uintptr_t)(p.sums + n->rows * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
+    const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
-    in_shares(int8_outputs, &p, vectors, QUANTIZED_SHARE / (bytes * FLOATS + 1) + 1, n->outputs * bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    in_shares(outputs, &p, vectors, QUANTIZED_SHARE / (p.bytes * FLOATS + 1) + 1, n->outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     return NULL;
 }

@@ -284,12 +284,16 @@ FAST INLINE Floats dot(Floats sum, Words x, Words y) {
 
 // VECTOR bytes, zero behind the first `count`.
 FAST INLINE Bits some_bytes(const uint8_t *from, Py_ssize_t count) {
+#if AVX512
+    return (Bits)_mm512_maskz_loadu_epi8(count < VECTOR ? ((__mmask64)1 << count) - 1 : (__mmask64)-1, from);
+#else
     Bits bytes = {0};
     if (count >= VECTOR)
         memcpy(&bytes, from, VECTOR);
     else
         memcpy(&bytes, from, (size_t)count);
     return bytes;
+#endif
 }
 
 // Of each 16 bytes the first two, or the last two, pairs of two vectors in turn; `halves` of twice as long.

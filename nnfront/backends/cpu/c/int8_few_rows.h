@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few rows, rounded to 8 bits, times a weight as it lies: dots of vectors, of four outputs at a time, where bytes are multiplied by fours (part of `int8_product.c`).
+//
+// A vector of bytes of an output is FLOATS sums of neighbours. Those of four outputs are added up together to a quarter of a vector for each 16 bytes, in which each output has a lane.
+
+enum {
+    FEW = 16, FEW_IN_GROUPS = 4,  // rows for which that pays, with a scale for each output and with more
+    FEW_IN_BLOCK = 4,             // rows at once
+    QUARTERS = FLOATS / FOUR,
+    FEW_AHEAD = 9 << 10,          // bytes of a weight that are fetched before they are needed: what the nearest cache holds beside rows
+};
+
+typedef int32_t FourInts OF(16);
+
+// Numbers of four outputs, a vector each, as four of them for each number.
+FAST INLINE void by_number(const Bits *of, Four *to) {
+    const Bits a = first_pairs(of[0], of[1]), b = last_pairs(of[0], of[1]), c = first_pairs(of[2], of[3]), d = last_pairs(of[2], of[3]);
+    const Bits numbers[FOUR] = {first_halves(a, c), last_halves(a, c), first_halves(b, d), last_halves(b, d)};
+#pragma GCC unroll 4
+    for (int i = 0; i < FOUR; i++) {
+        Four some[QUARTERS];
+        memcpy(some, &numbers[i], sizeof some);
+        for (int quarter = 0; quarter < QUARTERS; quarter++) to[quarter * FOUR + i] = some[quarter];
+    }
+}
+
+// For FLOATS parts from `first` on the scales of four outputs, and of zero points what their integers are more than the weight's.
+FAST INLINE void factors_of_four(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Four *scales, Four *offsets) {
+    const struct multiply_int8 *n = p->n;
+    const Lanes there = first_lanes(p->parts - first);
+    const bool is_wide = n->scale_kind == FLOAT_SCALES;
+    Bits of[FOUR], zeros[FOUR] = {{0}};
+#pragma GCC unroll 4
+    for (int i = 0; i < FOUR; i++) {
+        const Py_ssize_t output = output_of(p, at, i), place = output * n->groups + first;
+        of[i] = (Bits)(n->stored == INT8 ? all(scale_at(n->scales, (Scales)n->scale_kind, output)) : elements(n->scales, is_wide, place, there));
+        if (n->stored == UINT4_GROUPS) zeros[i] = (Bits)__builtin_convertvector(bytes_there((const uint8_t *)n->zeros + place, there), Floats);
+    }
+    by_number(of, scales);
+    if (n->stored == UINT4_GROUPS) by_number(zeros, offsets);
+}
+
+// What `parts` parts from one on add to the sums of four outputs and some rows, FLOATS apart. The last bytes of an output, fewer than a vector, are read in `ends`.
+// `halves` of a byte, parts `within` a vector and `rows` are constants wherever this is inlined.
+FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const uint8_t (*ends)[VECTOR], const Four *scales, const Four *offsets, Py_ssize_t first, Py_ssize_t parts,
+                           Py_ssize_t row, float *to, const int halves, const int within, const int rows) {
+    enum { LOW = 0x0F0F0F0F };
+    const uint32_t flipped = halves == 1 ? 0x80808080 : p->n->stored == INT4_GROUPS ? 0x88888888 : 0;
+    const Py_ssize_t bytes = p->bytes, of_part = p->length / halves, padded = p->padded, all_parts = p->parts, of_four = FOUR * bytes + !bytes;
+    const uint8_t *ahead = weight[0] + (row ? 0 : (FEW_AHEAD + of_four - 1) / of_four * of_four);  // other outputs, in the order of memory
+    const Rounded *x = p->quantized + row * padded + first * p->length;
+    const float *x_sums = p->sums + row * all_parts + first;
+    Four sums[FEW_IN_BLOCK];
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) memcpy(&sums[i], to + i * FLOATS, sizeof *sums);
+    for (Py_ssize_t at = first * of_part; parts > 0; parts -= within, x_sums += within, scales += within, offsets += within) {
+        const Py_ssize_t until = within > 1 ? at + VECTOR : at + of_part < bytes ? at + of_part : bytes;
+        Ints dots[FEW_IN_BLOCK][FOUR];
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < FOUR; j++) dots[i][j] = (Ints){0};
+        for (; at < until; at += VECTOR, x += halves * VECTOR)
+#pragma GCC unroll 4
+            for (int j = 0; j < FOUR; j++) {
+                const Bits found = (Bits)floats(at + VECTOR <= bytes ? weight[j] + at : ends[j]) ^ flipped;
+                const Bits of[2] = {halves == 1 ? found : found & LOW, found >> 4 & LOW};
+                fetch(ahead + FOUR * at + j * VECTOR);
+#pragma GCC unroll 4
+                for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+                    for (int half = 0; half < halves; half++)
+                        dots[i][j] = (Ints)_mm512_dpbusd_epi32((__m512i)dots[i][j], (__m512i)of[half], (__m512i)floats(x + i * padded + half * VECTOR));
+            }
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; i++) {
+            const Bits *of = (const Bits *)dots[i];
+            const Bits two = first_pairs(of[0], of[1]) + last_pairs(of[0], of[1]), others = first_pairs(of[2], of[3]) + last_pairs(of[2], of[3]);
+            const Bits totals = first_halves(two, others) + last_halves(two, others);
+            FourInts quarters[QUARTERS];
+            memcpy(quarters, &totals, sizeof quarters);
+#pragma GCC unroll 4
+            for (int j = 0; j < within; j++) {
+                if (j >= parts) break;
+                FourInts total = quarters[j * QUARTERS / within];
+#pragma GCC unroll 4
+                for (int k = 1; k < QUARTERS / within; k++) total += quarters[j * QUARTERS / within + k];
+                const Four less = __builtin_convertvector(total, Four) - offsets[j] * x_sums[i * all_parts + j];
+                sums[i] = _mm_fmadd_ps(less, scales[j], sums[i]);  // as `fused`
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) memcpy(to + i * FLOATS, &sums[i], sizeof *sums);
+}
+
+// Vectors of outputs, by number.
+FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, const int halves, const int within) {
+    const struct multiply_int8 *n = p->n;
+    const Py_ssize_t over = p->bytes % VECTOR;
+    Four scales[FLOATS], offsets[FLOATS];
+    float sums[FEW * FLOATS];
+    uint8_t ends[FOUR][VECTOR] = {{0}};
+    for (int i = 0; i < FLOATS; i++) offsets[i] = (halves == 1 ? 128.0f : 8.0f) - (Four){0};
+    for (; vector < last; vector++) {
+        memset(sums, 0, sizeof *sums * (size_t)(n->rows * FLOATS));
+        for (Py_ssize_t at = vector * FLOATS; at < (vector + 1) * FLOATS && at < n->outputs; at += FOUR) {
+            const uint8_t *weight[FOUR];
+            for (int i = 0; i < FOUR; i++) {
+                weight[i] = (const uint8_t *)n->quantized + output_of(p, at, i) * p->bytes;
+                memcpy(ends[i], weight[i] + p->bytes - over, (size_t)over);
+            }
+            for (Py_ssize_t first = 0; first < p->parts; first += FLOATS) {
+                const Py_ssize_t parts = p->parts - first < FLOATS ? p->parts - first : FLOATS;
+                if (!first || n->stored != INT8) factors_of_four(p, at, first, scales, offsets);
+                for (Py_ssize_t row = 0, rows; row < n->rows; row += rows) {
+                    rows = n->rows - row >= FEW_IN_BLOCK ? (Py_ssize_t)FEW_IN_BLOCK : n->rows - row >= 2 ? 2 : 1;
+                    float *to = sums + row * FLOATS + at % FLOATS;
+#define ROWS(count) case count: dot_parts(p, weight, ends, scales, offsets, first, parts, row, to, halves, within, count); break;
+                    switch (rows) {
+                        ROWS(1) ROWS(2) ROWS(4)
+                    }
+#undef ROWS
+                }
+            }
+        }
+        finish_rows(p, vector * FLOATS, 0, n->rows, sums);
+    }
+}
+
+#define OUTPUTS(halves, within) \
+    FAST static void few_outputs_##halves##_##within(const void *given, Py_ssize_t vector, Py_ssize_t last) { few_outputs(given, vector, last, halves, within); }
+OUTPUTS(1, 1) OUTPUTS(1, 2) OUTPUTS(2, 1) OUTPUTS(2, 2) OUTPUTS(2, 4)
+#undef OUTPUTS
+
+// For parts of so many columns.
+static Share few_outputs_of(const Stored how, Py_ssize_t length) {
+    if (how >= INT4_GROUPS) return length == 32 ? few_outputs_2_4 : length == 64 ? few_outputs_2_2 : few_outputs_2_1;
+    return length == 32 ? few_outputs_1_2 : few_outputs_1_1;
+}
