@@ -29,8 +29,8 @@ from safetensors import safe_open
 
 PEERS = Path(__file__).parent / "peers"
 PEER, PROMPT_PEER = PEERS / "nnfront_llm.py", PEERS / "nnfront_prompt.py"
-# Ours and what llama.cpp has of as many bits.
-FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+# Ours and what llama.cpp has of as many bits, which rounds activations to 8 bits with both: so do those of ours that say so behind a dash.
+FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int8-int8": "Q8_0", "int4": "Q4_0", "int4-int8": "Q4_0"}
 BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 BLOCK |= {
     f"self_attn.{ours}_proj": f"attn_{theirs}"

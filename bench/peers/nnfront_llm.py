@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [QUANT]. Prints JSON."""
+"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [FORMAT | FORMAT-int8]. Prints JSON. Behind a dash: what activations are rounded to."""
 
 import time
 
@@ -53,7 +53,9 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-llm = nn.LLM.load(folder, quant=quant[0] if quant else None)
+format, _, activations = "".join(quant).partition("-")
+scheme = nn.passes.QuantScheme(format, activations=activations or None) if format else None
+llm = nn.LLM.load(folder, quant=scheme)
 loaded = time.perf_counter() - BEGIN
 ids = torch.randint(2, llm.config.vocab_size, (1, PROMPT))
 result = {"import_torch_s": IMPORT_TORCH}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time one long prompt of our LLM, and what it takes of memory besides weights and cache. Usage: nnfront_prompt.py FOLDER TOKENS [QUANT]. Prints JSON.
+"""Time one long prompt of our LLM, and what it takes of memory besides weights and cache. Usage: nnfront_prompt.py FOLDER TOKENS [FORMAT | FORMAT-int8]. Prints JSON.
 
 It is read as texts are: by `generate_ids`, so many tokens in a call. Weights have been read, and a prompt of one call has run, before the kernel forgets its
 high-water mark (clear_refs): `above_mib` is the new mark over the memory before, less the cache, which grows with the prompt; `above_512_mib` the same of 512 tokens.
@@ -49,7 +49,9 @@ def read(ids: torch.Tensor) -> tuple[float, float]:
     return ids.shape[1] / seconds, status("VmHWM") - before - report.methods["prefill"].caches / MIB
 
 
-llm = nn.LLM.load(folder, quant=quant[0] if quant else None)
+format, _, activations = "".join(quant).partition("-")
+scheme = nn.passes.QuantScheme(format, activations=activations or None) if format else None
+llm = nn.LLM.load(folder, quant=scheme)
 ids = torch.randint(2, llm.config.vocab_size, (1, int(tokens)))
 for weight in llm.session.weights.values():
     weight.contiguous().view(torch.uint8).flatten()[::1024].sum()
