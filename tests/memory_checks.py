@@ -12,9 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 def measured_peak(function: Callable[[], Any]) -> int:
     """Return the most bytes that were allocated at a time while the function ran, beyond those from before."""
-    gc.collect()  # what others left behind would count as freed by the function
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        result = function()
+    gc.disable()  # what others left behind would count as freed by the function
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            result = function()
+    finally:
+        gc.enable()
     events = found.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
     live = peak = 0

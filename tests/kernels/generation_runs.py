@@ -31,7 +31,7 @@ WAYS: list[dict[str, Any]] = [
 def pair() -> tuple[nn.LLM, nn.LLM, TapeCapture]:
     """Two models: one whose steps are captured, one whose steps run as usual; a kernel draws for both."""
     torch.set_num_threads(1)
-    cuda_attention.MIN_BUCKET = 128
+    cuda_attention.MIN_BUCKET = 16  # all of these texts, in few rows to copy
     capturer = TapeCapture()
     with launching():
         with captured_by(capturer):
