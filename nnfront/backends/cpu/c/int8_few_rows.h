@@ -40,6 +40,25 @@ FAST INLINE void factors_of_four(const Int8 *p, Py_ssize_t at, Py_ssize_t first,
     if (n->stored == UINT4_GROUPS) by_number(zeros, offsets);
 }
 
+// Sums of four outputs, and what their dots of a vector of bytes add to them: `within` parts, or as many as there are.
+FAST INLINE Four plus_dots(Four sum, const Ints *dots, const Four *scales, const Four *offsets, const float *x_sums, Py_ssize_t parts, const int within) {
+    const Bits *of = (const Bits *)dots;
+    const Bits two = first_pairs(of[0], of[1]) + last_pairs(of[0], of[1]), others = first_pairs(of[2], of[3]) + last_pairs(of[2], of[3]);
+    const Bits totals = first_halves(two, others) + last_halves(two, others);
+    FourInts quarters[QUARTERS];
+    memcpy(quarters, &totals, sizeof quarters);
+#pragma GCC unroll 4
+    for (int i = 0; i < within; i++) {
+        if (i >= parts) break;
+        FourInts total = quarters[i * QUARTERS / within];
+#pragma GCC unroll 4
+        for (int k = 1; k < QUARTERS / within; k++) total += quarters[i * QUARTERS / within + k];
+        const Four less = __builtin_convertvector(total, Four) - offsets[i] * x_sums[i];
+        sum = _mm_fmadd_ps(less, scales[i], sum);  // as `fused`
+    }
+    return sum;
+}
+
 // What `parts` parts from one on add to the sums of four outputs and some rows, FLOATS apart. The last bytes of an output, fewer than a vector, are read in `ends`.
 // `halves` of a byte, parts `within` a vector and `rows` are constants wherever this is inlined.
 FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const uint8_t (*ends)[VECTOR], const Four *scales, const Four *offsets, Py_ssize_t first, Py_ssize_t parts,
@@ -73,25 +92,30 @@ FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const ui
                         dots[i][j] = (Ints)_mm512_dpbusd_epi32((__m512i)dots[i][j], (__m512i)of[half], (__m512i)floats(x + i * padded + half * VECTOR));
             }
 #pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            const Bits *of = (const Bits *)dots[i];
-            const Bits two = first_pairs(of[0], of[1]) + last_pairs(of[0], of[1]), others = first_pairs(of[2], of[3]) + last_pairs(of[2], of[3]);
-            const Bits totals = first_halves(two, others) + last_halves(two, others);
-            FourInts quarters[QUARTERS];
-            memcpy(quarters, &totals, sizeof quarters);
-#pragma GCC unroll 4
-            for (int j = 0; j < within; j++) {
-                if (j >= parts) break;
-                FourInts total = quarters[j * QUARTERS / within];
-#pragma GCC unroll 4
-                for (int k = 1; k < QUARTERS / within; k++) total += quarters[j * QUARTERS / within + k];
-                const Four less = __builtin_convertvector(total, Four) - offsets[j] * x_sums[i * all_parts + j];
-                sums[i] = _mm_fmadd_ps(less, scales[j], sums[i]);  // as `fused`
-            }
-        }
+        for (int i = 0; i < rows; i++) sums[i] = plus_dots(sums[i], dots[i], scales, offsets, x_sums + i * all_parts, parts, within);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < rows; i++) memcpy(to + i * FLOATS, &sums[i], sizeof *sums);
+}
+
+// The same of one row and bytes with a scale for each output: outputs are read one after the other, as they lie in memory, so that it gives all it can.
+FAST INLINE void dot_in_turn(const Int8 *p, const uint8_t *const *weight, const uint8_t (*ends)[VECTOR], const Four *scales, const Four *offsets, Py_ssize_t first, Py_ssize_t parts, float *to) {
+    Ints dots[FLOATS][FOUR];
+    for (int j = 0; j < FOUR; j++)
+        for (Py_ssize_t part = 0, at = first * p->length; part < parts; part++) {
+            const Py_ssize_t until = at + p->length < p->bytes ? at + p->length : p->bytes;
+            Ints dot = {0};
+            for (; at < until; at += VECTOR) {
+                const Bits of = (Bits)floats(at + VECTOR <= p->bytes ? weight[j] + at : ends[j]) ^ 0x80808080;
+                fetch(weight[j] + at + FEW_AHEAD);
+                dot = (Ints)_mm512_dpbusd_epi32((__m512i)dot, (__m512i)of, (__m512i)floats(p->quantized + at));
+            }
+            dots[part][j] = dot;
+        }
+    Four sum = {0};
+    memcpy(&sum, to, sizeof sum);
+    for (Py_ssize_t part = 0; part < parts; part++) sum = plus_dots(sum, dots[part], scales + part, offsets + part, p->sums + first + part, 1, 1);
+    memcpy(to, &sum, sizeof sum);
 }
 
 // Vectors of outputs, by number.
@@ -113,6 +137,10 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
             for (Py_ssize_t first = 0; first < p->parts; first += FLOATS) {
                 const Py_ssize_t parts = p->parts - first < FLOATS ? p->parts - first : FLOATS;
                 if (!first || n->stored != INT8) factors_of_four(p, at, first, scales, offsets);
+                if (n->rows == 1 && n->stored == INT8) {
+                    dot_in_turn(p, weight, ends, scales, offsets, first, parts, sums + at % FLOATS);
+                    continue;
+                }
                 for (Py_ssize_t row = 0, rows; row < n->rows; row += rows) {
                     rows = n->rows - row >= FEW_IN_BLOCK ? (Py_ssize_t)FEW_IN_BLOCK : n->rows - row >= 2 ? 2 : 1;
                     float *to = sums + row * FLOATS + at % FLOATS;
