@@ -105,6 +105,19 @@ def test_a_row_is_the_same_bits_alone_and_among_many(name, group):
         assert torch.equal(case.run(case.x[:rows].clone()), together[:rows])
 
 
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_sets_that_round_products_and_sums_once_give_the_same_bits(instructions, name, group):
+    torch.manual_seed(0)
+    case = Case(name, group, 21, 704 if group in (None, 32) else 640, 37, is_wide=True)
+    of_rows = {}
+    for of_set in (name for name in NATIVE.sets if name != "portable"):
+        NATIVE.use_set(of_set)
+        of_rows[of_set] = torch.cat([case.run(case.x[:rows].clone()) for rows in (1, 2, 4, 7, 21)])
+    NATIVE.use_set(instructions)
+    for of_set, found in of_rows.items():
+        assert torch.equal(found, of_rows[NATIVE.sets[0]]), of_set
+
+
 def test_rows_of_zeros_are_zeros_and_what_is_not_finite_is_its_own_row_alone():
     torch.manual_seed(0)
     case = Case("int4", 32, 16, 64, 18, is_wide=True)

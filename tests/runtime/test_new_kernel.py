@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 import shutil
-import subprocess
-import sysconfig
 from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
 import torch
+from extension_of import extension_of
 
 import nnfront as nn
 from nnfront import op, spec
@@ -58,27 +55,19 @@ def built(tmp_path_factory) -> ModuleType:
     sets = sorted(path.name for path in extension.TABLE.parent.glob("set_*.c"))
     for name in ("module.c", "native.h", "words.h", *sets):
         shutil.copy(extension.TABLE.parent / name, folder)
-    # The kernels of each set begin where it asks whether there are tiles, and end with the last that is included before the table of them.
+    # The kernels of each set begin where it asks whether there are tiles, and end with the last that is included before the table of them. Where there is a base, this one is its.
     of_sets = (extension.TABLE.parent / "set.h").read_text()
     kernels = 'static bool has_tiles(void) { return false; }\n#include "twice_floor.c"\n'
     (folder / "set.h").write_text(
-        re.sub(r"#if HAS_TILES.*(?=\n#define JOINED)", kernels, of_sets, flags=re.S)
+        re.sub(r"#if HAS_TILES.*(?=\nstatic bool runs)", kernels, of_sets, flags=re.S)
     )
+    with_base = (extension.TABLE.parent / "set_with_base.h").read_text()
+    own = r'#include "int8_product.c"|\.multiply_int8 = .*'
+    (folder / "set_with_base.h").write_text(re.sub(own, "", with_base))
     text, table = extension.TABLE.read_text(), folder / "kernels.def"
     table.write_text(text[: text.index("KERNEL(")] + ENTRY + text[text.index("#undef KERNEL") :])
     (folder / "twice_floor.c").write_text(SOURCE)
-    made = folder / "native.so"
-    include = sysconfig.get_paths()["include"]
-    sources = [str(folder / name) for name in ("module.c", *sets)]
-    subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-I{include}", *sources, "-o", made, "-lm"], check=True)
-    loader = importlib.machinery.ExtensionFileLoader("native", str(made))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("native", loader))  # type: ignore[arg-type]
-    loader.exec_module(module)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(extension, "TABLE", table)
-        ready = extension.find_native(module, extension.torch_library())
-    assert ready is not None
-    return ready
+    return extension_of(folder, ("module.c", *sets))
 
 
 def test_a_kernel_in_c_is_one_file_that_sets_include_one_entry_and_one_record(built: ModuleType, monkeypatch):
@@ -96,3 +85,6 @@ def test_a_kernel_in_c_is_one_file_that_sets_include_one_entry_and_one_record(bu
     x = torch.linspace(-3, 3, 8).bfloat16()
     found = nn.compile(ir).load({})["forward"](x)
     assert torch.equal(found, (4 * x.floor()))  # which torch's floor is not: the kernel was at work
+    for name in built.sets:
+        built.use_set(name)
+        assert torch.equal(nn.compile(ir).load({})["forward"](x), found), name

@@ -5,8 +5,9 @@
 
 enum {
     FEW = 16, FEW_IN_GROUPS = 4,  // rows for which that pays, with a scale for each output and with more
-    FEW_IN_BLOCK = 4,             // rows at once
+    FEW_IN_BLOCK = REGISTERS / 8,  // rows at once
     QUARTERS = FLOATS / FOUR,
+    FETCHED = 64,                 // bytes that come with one fetch
     FEW_AHEAD = 9 << 10,          // bytes of a weight that are fetched before they are needed: what the nearest cache holds beside rows
 };
 
@@ -84,12 +85,12 @@ FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const ui
             for (int j = 0; j < FOUR; j++) {
                 const Bits found = (Bits)floats(at + VECTOR <= bytes ? weight[j] + at : ends[j]) ^ flipped;
                 const Bits of[2] = {halves == 1 ? found : found & LOW, found >> 4 & LOW};
-                fetch(ahead + FOUR * at + j * VECTOR);
+                if (j * VECTOR % FETCHED == 0) fetch(ahead + FOUR * at + j * VECTOR);
 #pragma GCC unroll 4
                 for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
                     for (int half = 0; half < halves; half++)
-                        dots[i][j] = (Ints)_mm512_dpbusd_epi32((__m512i)dots[i][j], (__m512i)of[half], (__m512i)floats(x + i * padded + half * VECTOR));
+                        dots[i][j] = plus_fours(dots[i][j], of[half], (Bits)floats(x + i * padded + half * VECTOR));
             }
 #pragma GCC unroll 4
         for (int i = 0; i < rows; i++) sums[i] = plus_dots(sums[i], dots[i], scales, offsets, x_sums + i * all_parts, parts, within);
@@ -107,8 +108,8 @@ FAST INLINE void dot_in_turn(const Int8 *p, const uint8_t *const *weight, const 
             Ints dot = {0};
             for (; at < until; at += VECTOR) {
                 const Bits of = (Bits)floats(at + VECTOR <= p->bytes ? weight[j] + at : ends[j]) ^ 0x80808080;
-                fetch(weight[j] + at + FEW_AHEAD);
-                dot = (Ints)_mm512_dpbusd_epi32((__m512i)dot, (__m512i)of, (__m512i)floats(p->quantized + at));
+                if (at % FETCHED < VECTOR) fetch(weight[j] + at + FEW_AHEAD);
+                dot = plus_fours(dot, of, (Bits)floats(p->quantized + at));
             }
             dots[part][j] = dot;
         }
@@ -146,7 +147,10 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
                     float *to = sums + row * FLOATS + at % FLOATS;
 #define ROWS(count) case count: dot_parts(p, weight, ends, scales, offsets, first, parts, row, to, halves, within, count); break;
                     switch (rows) {
-                        ROWS(1) ROWS(2) ROWS(4)
+                        ROWS(1) ROWS(2)
+#if REGISTERS == 32
+                        ROWS(4)
+#endif
                     }
 #undef ROWS
                 }
@@ -163,6 +167,8 @@ OUTPUTS(1, 1) OUTPUTS(1, 2) OUTPUTS(2, 1) OUTPUTS(2, 2) OUTPUTS(2, 4)
 
 // For parts of so many columns.
 static Share few_outputs_of(const Stored how, Py_ssize_t length) {
-    if (how >= INT4_GROUPS) return length == 32 ? few_outputs_2_4 : length == 64 ? few_outputs_2_2 : few_outputs_2_1;
-    return length == 32 ? few_outputs_1_2 : few_outputs_1_1;
+    const Py_ssize_t within = VECTOR * (1 + (how >= INT4_GROUPS)) / length;
+    const bool are_four = QUARTERS >= 4 && within == 4, are_two = QUARTERS >= 2 && within == 2;  // a shorter vector has no such parts
+    if (how >= INT4_GROUPS) return are_four ? few_outputs_2_4 : are_two ? few_outputs_2_2 : few_outputs_2_1;
+    return are_two ? few_outputs_1_2 : few_outputs_1_1;
 }

@@ -9,15 +9,21 @@
 
 #include "quantized_values.h"
 
+// Rows of x that are multiplied at once: as many sums as there are registers for.
+#if REGISTERS == 32 || BYTES_BY_FOURS
+#define IN_BLOCK 12
+#else
+#define IN_BLOCK 4
+#endif
+
 enum {
     CHUNK = 512,                        // columns; their sums of products are exact in floats
-    IN_BLOCK = REGISTERS == 32 ? 12 : 4,  // rows of x that are multiplied at once
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
 };
 
-#if AVX512_BF16
+#if BYTES_BY_FOURS
 typedef int8_t Rounded;  // multiplied with bytes of a weight
 #else
 typedef int16_t Rounded;  // with words, the first and third of four neighbours ahead of the others
@@ -101,10 +107,10 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
 
 // What four quantised values of a row and four bytes of each output add to sums.
 FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x) {
-#if AVX512_BF16
+#if BYTES_BY_FOURS
     int32_t four;
     memcpy(&four, x, sizeof four);
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, _mm512_set1_epi32(four));
+    return plus_fours(sum, weight, (Bits)(four - (Ints){0}));
 #elif AVX512 || AVX2
     int32_t even, odd;
     memcpy(&even, x, sizeof even), memcpy(&odd, x + 2, sizeof odd);
@@ -209,7 +215,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
-#if AVX512_BF16
+#if BYTES_BY_FOURS
 #include "int8_few_rows.h"
 #endif
 
@@ -232,7 +238,7 @@ FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t l
 #define ROWS(count) case count: multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, count); break;
                     switch (rows) {
                         ROWS(1) ROWS(2) ROWS(4)
-#if REGISTERS == 32
+#if IN_BLOCK == 12
                         ROWS(8) ROWS(12)
 #endif
                     }
@@ -252,7 +258,7 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns)};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP;
-#if AVX512_BF16
+#if BYTES_BY_FOURS
     if (n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;

@@ -10,22 +10,9 @@
 
 #include "native.h"
 
-// The sets of instructions for which there are kernels, the fastest first; `used` is the one that runs.
-#if defined(__x86_64__)
-#define FOR_EACH_SET(set) set(avx512_bf16) set(avx512) set(avx2) set(portable)
-#elif defined(__aarch64__) && defined(__linux__)
-#define FOR_EACH_SET(set) set(neon_bf16) set(neon) set(portable)
-#elif defined(__aarch64__)
-#define FOR_EACH_SET(set) set(neon) set(portable)
-#else
-#define FOR_EACH_SET(set) set(portable)
-#endif
-
-#define DECLARED(set) extern const Kernels kernels_##set;
 #define LISTED(set) &kernels_##set,
-FOR_EACH_SET(DECLARED)
 static const Kernels *const sets[] = {FOR_EACH_SET(LISTED)};
-static const Kernels *used;
+static const Kernels *used;  // the one that runs
 
 // A tensor as DLPack (github.com/dmlc/dlpack, version 1) shows it, and the table of functions by which torch does so; only one of them is wanted.
 typedef struct {
@@ -140,7 +127,7 @@ typedef struct {
         const struct name *const n = &row; \
         memcpy(&row, numbers, sizeof row); \
         arguments \
-        return used->name(n); \
+        return FUNCTION_OF(used, name)(n); \
     }
 #define SIZE(name) \
     const double name = (double)n->name; \
@@ -330,7 +317,7 @@ static PyObject *use_set(PyObject *self, PyObject *const *args, Py_ssize_t count
 
 static PyObject *used_set(PyObject *self, PyObject *const *args, Py_ssize_t count) { return PyUnicode_FromString(used->set); }
 
-static PyObject *has_tiles(PyObject *self, PyObject *const *args, Py_ssize_t count) { return PyBool_FromLong(used->has_tiles()); }
+static PyObject *has_tiles(PyObject *self, PyObject *const *args, Py_ssize_t count) { return PyBool_FromLong(FUNCTION_OF(used, has_tiles)()); }
 
 static PyMethodDef methods[] = {
     METHOD(use_torch, "(exchange, GOMP_parallel, omp_get_num_threads): read tensors by this table, run on these threads, by addresses"),

@@ -34,13 +34,34 @@ void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least
 #include "kernels.def"
 
 // The kernels for an instruction set: what it is called, whether this processor has it, whether it multiplies tiles, and the functions, which return
-// NULL, or why they did nothing. Without the GIL.
+// NULL, or why they did nothing. Without the GIL. What a set does not have (NULL) is its base's.
 #define KERNEL(name, arguments) const char *(*name)(const struct name *n);
-typedef struct {
+typedef struct Kernels {
     const char *set;
+    const struct Kernels *base;
     bool (*runs)(void), (*has_tiles)(void);
 #include "kernels.def"
 } Kernels;
+#define FUNCTION_OF(set, name) ((set)->name ? (set)->name : (set)->base->name)
+
+// The sets of instructions for which there are kernels, the fastest first.
+#if defined(__x86_64__)
+#define FOR_EACH_SET(set) set(avx512_bf16) set(avx512_vnni) set(avx512) set(avx2_vnni) set(avx2) set(portable)
+#elif defined(__aarch64__) && defined(__linux__)
+#define FOR_EACH_SET(set) set(neon_bf16) set(neon) set(portable)
+#elif defined(__aarch64__)
+#define FOR_EACH_SET(set) set(neon) set(portable)
+#else
+#define FOR_EACH_SET(set) set(portable)
+#endif
+
+#define KERNELS_OF_(set) kernels_##set
+#define KERNELS_OF(set) KERNELS_OF_(set)
+#define DECLARED(set) extern const Kernels kernels_##set;
+FOR_EACH_SET(DECLARED)
+#undef DECLARED
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
 
 // Why a kernel does nothing, until the next call of the same thread.
 const char *refused(const char *format, ...);

@@ -28,16 +28,12 @@
 
 #include "low_rank.c"
 
-#define JOINED(first, second) first##second
-#define KERNELS_OF(set) JOINED(kernels_, set)
-#define TEXT_(name) #name
-#define TEXT(name) TEXT_(name)
-
 static bool runs(void) { return RUNS; }
 
 #define KERNEL(name, arguments) name,
 const Kernels KERNELS_OF(SET) = {
     TEXT(SET),
+    NULL,
     runs,
     has_tiles,
 #include "kernels.def"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Skylake's servers, Ice Lake, Tiger Lake.
+// Skylake's servers, and the base of those that multiply bytes by fours.
 
 #if defined(__x86_64__)
 

@@ -6,6 +6,7 @@
 #define SET avx512_bf16
 #define AVX512 1
 #define AVX512_BF16 1
+#define BYTES_BY_FOURS 1
 #define HAS_TILES (defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11))  // compilers that know them
 #define VECTOR 64
 #define REGISTERS 32

@@ -282,6 +282,17 @@ FAST INLINE Floats dot(Floats sum, Words x, Words y) {
 #endif
 }
 
+#if BYTES_BY_FOURS
+// What four products of bytes add to each sum; those of the weight have no sign.
+FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
+#if AVX512
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
+#else
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)x);
+#endif
+}
+#endif
+
 // VECTOR bytes, zero behind the first `count`.
 FAST INLINE Bits some_bytes(const uint8_t *from, Py_ssize_t count) {
 #if AVX512
