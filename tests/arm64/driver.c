@@ -2,7 +2,7 @@
 // Runs kernels in C under an emulator, for tests: calls come in on stdin, results go out on stdout (`emulated.py`).
 //
 // A call is the number of a kernel (8 bytes, as all numbers), then what it takes: numbers, and of operands how many bytes and these, or -1. The answer is
-// how long a refusal is, the refusal, and the bytes of all operands that are written.
+// how long a refusal is, the refusal, and the bytes of all operands that are written. Without the name of a set, prints those that this processor runs.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,15 +26,15 @@ const char *refused(const char *format, ...) {
     return text;
 }
 
-extern const Kernels kernels_neon_bf16, kernels_neon, kernels_portable;
-static const Kernels *const sets[] = {&kernels_neon_bf16, &kernels_neon, &kernels_portable};
+#define LISTED(set) &kernels_##set,
+static const Kernels *const sets[] = {FOR_EACH_SET(LISTED)};
 
 #define KERNEL(name, arguments) \
     static const char kinds_of_##name[] = {arguments}; \
     static const char *call_##name(const Kernels *set, const int64_t *numbers) { \
         struct name n; \
         memcpy(&n, numbers, sizeof n); \
-        return set->name(&n); \
+        return FUNCTION_OF(set, name)(&n); \
     }
 #define SIZE(name) 'n',
 #define REAL(name) 'n',
@@ -58,8 +58,11 @@ static void read_all(void *to, size_t bytes) {
 int main(int count, char **arguments) {
     const Kernels *set = NULL;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++)
-        if (count > 1 && !strcmp(sets[i]->set, arguments[1]) && sets[i]->runs()) set = sets[i];
-    if (!set) return 1;
+        if (sets[i]->runs()) {
+            if (count == 1) puts(sets[i]->set);
+            else if (!strcmp(sets[i]->set, arguments[1])) set = sets[i];
+        }
+    if (!set) return count > 1;
     int64_t kernel;
     while (fread(&kernel, sizeof kernel, 1, stdin) == 1) {
         int64_t numbers[64], bytes[64];

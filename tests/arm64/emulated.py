@@ -32,10 +32,16 @@ KERNELS = {
 }
 
 
+def sets_of(processor: str) -> list[str]:
+    """The sets of instructions that a processor runs, the fastest first."""
+    command = ["qemu-aarch64", "-cpu", processor, str(BUILD / "driver")]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
 class Emulated(ModuleType):
     """What `native` has, as calls of another process."""
 
-    sets = ("neon_bf16", "neon")
+    sets = sets_of("max")
     table = TABLE
 
     def __init__(self) -> None:

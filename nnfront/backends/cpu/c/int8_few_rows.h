@@ -52,10 +52,9 @@ FAST INLINE Four plus_dots(Four sum, const Ints *dots, const Four *scales, const
     for (int i = 0; i < within; i++) {
         if (i >= parts) break;
         FourInts total = quarters[i * QUARTERS / within];
-#pragma GCC unroll 4
         for (int k = 1; k < QUARTERS / within; k++) total += quarters[i * QUARTERS / within + k];
         const Four less = __builtin_convertvector(total, Four) - offsets[i] * x_sums[i];
-        sum = _mm_fmadd_ps(less, scales[i], sum);  // as `fused`
+        sum = fused_four(less, scales[i], sum);
     }
     return sum;
 }
@@ -65,7 +64,7 @@ FAST INLINE Four plus_dots(Four sum, const Ints *dots, const Four *scales, const
 FAST INLINE void dot_parts(const Int8 *p, const uint8_t *const *weight, const uint8_t (*ends)[VECTOR], const Four *scales, const Four *offsets, Py_ssize_t first, Py_ssize_t parts,
                            Py_ssize_t row, float *to, const int halves, const int within, const int rows) {
     enum { LOW = 0x0F0F0F0F };
-    const uint32_t flipped = halves == 1 ? 0x80808080 : p->n->stored == INT4_GROUPS ? 0x88888888 : 0;
+    const uint32_t flipped = halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? 0x88888888 : 0;
     const Py_ssize_t bytes = p->bytes, of_part = p->length / halves, padded = p->padded, all_parts = p->parts, of_four = FOUR * bytes + !bytes;
     const uint8_t *ahead = weight[0] + (row ? 0 : (FEW_AHEAD + of_four - 1) / of_four * of_four);  // other outputs, in the order of memory
     const Rounded *x = p->quantized + row * padded + first * p->length;
@@ -107,7 +106,7 @@ FAST INLINE void dot_in_turn(const Int8 *p, const uint8_t *const *weight, const 
             const Py_ssize_t until = at + p->length < p->bytes ? at + p->length : p->bytes;
             Ints dot = {0};
             for (; at < until; at += VECTOR) {
-                const Bits of = (Bits)floats(at + VECTOR <= p->bytes ? weight[j] + at : ends[j]) ^ 0x80808080;
+                const Bits of = (Bits)floats(at + VECTOR <= p->bytes ? weight[j] + at : ends[j]) ^ BYTES_MORE * 0x01010101u;
                 if (at % FETCHED < VECTOR) fetch(weight[j] + at + FEW_AHEAD);
                 dot = plus_fours(dot, of, (Bits)floats(p->quantized + at));
             }
@@ -126,7 +125,7 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
     Four scales[FLOATS], offsets[FLOATS];
     float sums[FEW * FLOATS];
     uint8_t ends[FOUR][VECTOR] = {{0}};
-    for (int i = 0; i < FLOATS; i++) offsets[i] = (halves == 1 ? 128.0f : 8.0f) - (Four){0};
+    for (int i = 0; i < FLOATS; i++) offsets[i] = (float)(halves == 1 ? BYTES_MORE : 8) - (Four){0};
     for (; vector < last; vector++) {
         memset(sums, 0, sizeof *sums * (size_t)(n->rows * FLOATS));
         for (Py_ssize_t at = vector * FLOATS; at < (vector + 1) * FLOATS && at < n->outputs; at += FOUR) {

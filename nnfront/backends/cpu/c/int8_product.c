@@ -21,6 +21,11 @@ enum {
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
+#if BYTES_BY_FOURS && NEON
+    BYTES_MORE = 0,  // a weight's bytes are multiplied as they are
+#else
+    BYTES_MORE = 128,  // what a weight in bytes is multiplied as is more than it
+#endif
 };
 
 #if BYTES_BY_FOURS
@@ -105,8 +110,18 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
     }
 }
 
-// What four quantised values of a row and four bytes of each output add to sums.
-FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x) {
+// What four quantised values of row `i` of a block, a constant, and four bytes of each output add to sums.
+FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const int i) {
+#if BYTES_BY_FOURS && NEON
+    const int8x16_t rows = vld1q_s8(x + i / 4 * 16);  // of four rows, by numbers of which vectors are multiplied; behind the last one there may be others
+    switch (i % 4) {
+        case 0: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 0);
+        case 1: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 1);
+        case 2: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 2);
+        default: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 3);
+    }
+#endif
+    x += FOUR * i;
 #if BYTES_BY_FOURS
     int32_t four;
     memcpy(&four, x, sizeof four);
@@ -134,7 +149,7 @@ FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { retur
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     const Py_ssize_t bytes = p->bytes;
-    const uint32_t flipped = how < INT4_GROUPS ? 0x80808080 : how == INT4_GROUPS ? 0x08080808 : 0;
+    const uint32_t flipped = how < INT4_GROUPS ? BYTES_MORE * 0x01010101u : how == INT4_GROUPS ? 0x08080808 : 0;
     for (Py_ssize_t byte = bytes_of(how, first); byte < bytes_of(how, end); byte += VECTOR) {
         Bits of[FLOATS];
 #pragma GCC unroll 16
@@ -171,7 +186,7 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
         if (has_zeros) transpose(zeros);
         for (int i = 0; i < FLOATS; i++) {
             scales[i] = (Floats)of[i];
-            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all(n->stored == INT4_GROUPS ? 8.0f : 128.0f);
+            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all(n->stored == INT4_GROUPS ? 8 : BYTES_MORE);
         }
     }
 }
@@ -190,7 +205,7 @@ FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats 
         for (int i = 0; i < rows; i++) products[i] = (Ints){0};
         for (Py_ssize_t k = 0; k < count; k++, weight++, x += FOUR * rows) {
 #pragma GCC unroll 12
-            for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], *weight, x + FOUR * i);
+            for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], *weight, x, i);
         }
         const Floats scale = *scales++, offset = *offsets++;
 #pragma GCC unroll 12

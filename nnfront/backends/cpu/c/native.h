@@ -48,7 +48,9 @@ typedef struct Kernels {
 #if defined(__x86_64__)
 #define FOR_EACH_SET(set) set(avx512_bf16) set(avx512_vnni) set(avx512) set(avx2_vnni) set(avx2) set(portable)
 #elif defined(__aarch64__) && defined(__linux__)
-#define FOR_EACH_SET(set) set(neon_bf16) set(neon) set(portable)
+#define FOR_EACH_SET(set) set(neon_bf16) set(neon_dotprod) set(neon) set(portable)
+#elif defined(__aarch64__) && defined(__APPLE__) && defined(__ARM_FEATURE_DOTPROD)
+#define FOR_EACH_SET(set) set(neon_dotprod) set(neon) set(portable)
 #elif defined(__aarch64__)
 #define FOR_EACH_SET(set) set(neon) set(portable)
 #else

@@ -258,6 +258,15 @@ FAST INLINE Floats fused(Floats x, Floats y, Floats z) {
 #endif
 }
 
+// The same of four.
+FAST INLINE Four fused_four(Four x, Four y, Four z) {
+#if AVX512 || AVX2
+    return _mm_fmadd_ps(x, y, z);
+#else
+    return fused(x, y, z);
+#endif
+}
+
 // Elements from `at` on, which are float if `is_wide` and else bfloat16, zero where `there` marks none.
 FAST INLINE Floats elements(const void *from, bool is_wide, Py_ssize_t at, Lanes there) {
     return is_wide ? floats_there((const float *)from + at, there) : widened_vector((const uint16_t *)from + at, there);
@@ -283,10 +292,12 @@ FAST INLINE Floats dot(Floats sum, Words x, Words y) {
 }
 
 #if BYTES_BY_FOURS
-// What four products of bytes add to each sum; those of the weight have no sign.
+// What four products of bytes add to each sum; those of the weight have no sign on x86.
 FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
 #if AVX512
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, (__m512i)x);
+#elif NEON
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)weight, (int8x16_t)x);
 #else
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)x);
 #endif
