@@ -2,7 +2,7 @@
 """One product with weights in few bits, activations as they are and rounded to 8 bits, on what processors have: `python bench/activations_cpu.py [--rows 1 8 64 512]`.
 
 9728 x 896 in bfloat16, one thread, the least processor time of five calls each, alternating, in a process for each set of instructions: kernels in C by NNFRONT_INSTRUCTIONS, torch's by
-ONEDNN_MAX_CPU_ISA, matrix tiles (AMX) only where they are named. Billions of operations a second for a core.
+ONEDNN_MAX_CPU_ISA, matrix tiles (AMX) only where they are named, and there are. Sets that the processor does not run are left out. Billions of operations a second for a core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CALLS = 5
 SETS = {
     "AMX": ("avx512_bf16", True, "DEFAULT"),
     "AVX512_BF16, VNNI": ("avx512_bf16", False, "AVX512_CORE_BF16"),
+    "AVX512, VNNI": ("avx512_vnni", False, "AVX512_CORE_VNNI"),
     "AVX512": ("avx512", False, "AVX512_CORE"),
+    "AVX2, VNNI": ("avx2_vnni", False, "AVX2_VNNI"),
     "AVX2": ("avx2", False, "AVX2"),
 }
 WAYS = ("bfloat16", "int8", "int8 x int8", "int8:128", "int8:128 x int8", "int4", "int4 x int8")
@@ -80,8 +82,12 @@ def main() -> None:
     if args.here:
         one(args.rows, args.here == "tiles")
         return
+    from nnfront.backends.cpu.extension import NATIVE
+
     rows: list[dict[str, Any]] = []
     for name, (kernels, has_tiles, torchs) in SETS.items():
+        if NATIVE is None or kernels not in NATIVE.sets or (has_tiles and not NATIVE.has_tiles()):
+            continue
         given = {"NNFRONT_INSTRUCTIONS": kernels, "ONEDNN_MAX_CPU_ISA": torchs, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--here", "tiles" if has_tiles else "none", "--rows"]
         done = subprocess.run(
