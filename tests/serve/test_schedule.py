@@ -93,7 +93,7 @@ def test_it_is_so_too_where_prompts_are_cut_in_any_pieces_that_answers_leave_roo
     play(limits, random.Random(seed), 60, *states[:1], guesses, states[1], packs=True)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("snapshots", "window"), [(None, None), (4, None), (4, 6)])
 def test_a_hundred_thousand_events_and_ten_thousand_requests(
     snapshots: int | None, window: int | None
