@@ -2,17 +2,19 @@
 """What an engine does next, decided from numbers alone: no tensor, no clock, no thread.
 
 One rule: a sequence has tokens, and a count of those that are computed; a step computes some of the missing ones. Sequences that answer compute
-one token each. Then come chunks of prompts, oldest first, one of each prompt, within a budget. Admission, prefixes that others have computed,
+one token each. Then come chunks of prompts, one of each prompt, within a budget. Admission, prefixes that others have computed,
 pre-emption and recomputing all follow from it.
 
+    turns         the prompt of which least is left comes first, and the oldest in every second step that another would begin: a short prompt waits for no
+                  long one, prompts of one length come in their order, and none waits for more than twice what it and those before it take
     chunks        lie on a grid: [0, chunk), [chunk, 2 * chunk) ... of the prompt, whatever else runs. What has been answered is computed token by
                   token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
                   on others. Where a token has the same bits in whatever call, a prompt is cut as a step has room for it
     prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
                   layers keep a state of a whole sequence, or drop tokens behind a window, up to a chunk behind which it was copied, or what was in the
                   window was held
-    pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
-                  longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
+    pages         a sequence is admitted if its tokens fit beside what others that run are still to take: all of their prompts, or a page for each. If pages run
+                  out, the sequence remembered for the longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
     aside         a chunk that takes long may be set aside between two layers: then answers go on, and nothing begins or gives pages back
 """
@@ -146,6 +148,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.remembered: OrderedDict[int, Sequence] = OrderedDict()
         self.preemptions = 0
+        self._passed_over = False
         self._changes: list[Change] = []
 
     def submit(self, sequence: Sequence) -> None:
@@ -185,17 +188,21 @@ class Scheduler:
         if self.preemptions == before:
             self._admit(step)
         budget = self.limits.step_tokens if tokens is None else tokens
-        for sequence in [s for s in self.running if not s.answers]:
+        for sequence in self._turns():
             count = self._chunk(sequence) if tokens is None else min(self._rest(sequence), budget)
-            if (
-                not 0 < count <= budget
-                or sequence not in self.running
-                or not self._reserve(sequence, count, step)
-            ):
-                break
-            step.chunks.append((sequence, count))
-            budget -= count
+            is_due = 0 < count <= budget and sequence in self.running
+            if is_due and self._reserve(sequence, count, step):
+                step.chunks.append((sequence, count))
+                budget -= count
         return step
+
+    def _turns(self) -> list[Sequence]:
+        """Whose prompt comes next: that of which least is left, and the oldest before it if the last step passed it over."""
+        prompts = [sequence for sequence in self.running if not sequence.answers]
+        oldest, by_rest = prompts[:1], sorted(prompts, key=lambda s: s.prompt - s.computed)
+        turns = list(dict.fromkeys([*oldest, *by_rest] if self._passed_over else by_rest))
+        self._passed_over = turns[:1] != oldest
+        return turns
 
     def aside(self) -> Step | None:
         """Say what to do while a chunk is set aside: a token of each sequence that answers. None where one of them would need another's pages."""
@@ -296,8 +303,8 @@ class Scheduler:
             sequence = self.waiting[0]
             found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
             source, length, states = found or (None, 0, None)
-            margin = len(self.running)
-            missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
+            margin = sum(max(self._missing(s, self.pages.length(s.arrival)), 1) for s in self.running)
+            missing = self._missing(sequence, length)
             while self.pages.free < missing + margin and self._evict(step, source, states):
                 pass
             if self.pages.free < missing + margin:
@@ -316,6 +323,10 @@ class Scheduler:
                     self.remembered.move_to_end(source)
             sequence.cached = max(sequence.cached, length)
             step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
+
+    def _missing(self, sequence: Sequence, length: int) -> int:
+        """How many pages its tokens and one more need beside those of the first `length`."""
+        return self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""

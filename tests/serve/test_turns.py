@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose prompt comes next: short ones wait for no long one, none waits for more than twice what came before it, and what several begin with is computed once."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import computed, limits
+
+from nnfront.engine.schedule import Limits, Scheduler, Sequence
+
+CHUNK = 256
+
+
+def served(many: int = 16, **given: int) -> Limits:
+    """As `nnfront serve` has them: a step computes as much of prompts as a chunk."""
+    return limits(
+        **{
+            "max_model_len": 1 << 16,
+            "pages": 1 << 13,
+            "max_num_seqs": many,
+            "page_size": 16,
+            "chunk": CHUNK,
+            "step_tokens": CHUNK,
+            **given,
+        }
+    )
+
+
+def prompt(arrival: int, length: int, *begin: int, new: int = 1) -> Sequence:
+    """A prompt that begins so, with tokens of its own behind."""
+    tokens = [*begin, *range(length * arrival + 1000, length * (arrival + 1) + 1000 - len(begin))]
+    return Sequence(arrival, tokens, length, length + new)
+
+
+class Played:
+    """Steps of a scheduler: in which one the first token of each sequence came, how many tokens of prompts each has computed, and how many all have."""
+
+    def __init__(self, limits: Limits, *, tokens: int | None = None, snapshots: int | None = None) -> None:
+        self.scheduler = Scheduler(limits, snapshots=snapshots)
+        self.first: dict[int, int] = {}
+        self.steps = self.prompts = 0
+        self.tokens = tokens
+
+    def step(self) -> None:
+        self.steps += 1
+        step = self.scheduler.step(self.tokens)
+        self.prompts += sum(count for _, count in step.chunks)
+        for each in computed(self.scheduler, step):
+            self.first.setdefault(each.arrival, self.steps)
+            each.tokens.append(7)
+            if len(each.tokens) == each.most:
+                self.scheduler.finish(each)
+
+    def submit(self, *sequences: Sequence) -> None:
+        for each in sequences:
+            self.scheduler.submit(each)
+
+    def drain(self) -> None:
+        while not self.scheduler.is_idle:
+            self.step()
+
+    def run(self, arrivals: Iterable[tuple[int, Sequence]]) -> None:
+        """Sequences that come before so many steps, until all are answered."""
+        left = deque(arrivals)
+        while left or not self.scheduler.is_idle:
+            while left and left[0][0] <= self.steps:
+                self.submit(left.popleft()[1])
+            self.step()
+
+
+ways = pytest.mark.parametrize("tokens", [None, CHUNK], ids=["chunks", "packed"])
+
+
+@ways
+def test_a_short_prompt_behind_a_long_one_has_its_first_token_within_two_steps(tokens: int | None) -> None:
+    played = Played(served(), tokens=tokens)
+    played.run([(0, prompt(0, 1 << 15)), (5, prompt(1, 20)), (17, prompt(2, 20)), (18, prompt(3, 20))])
+    assert played.first[1] <= 5 + 2
+    assert played.first[2] <= 17 + 2
+    assert played.first[3] <= 18 + 2
+
+
+@ways
+def test_a_long_prompt_takes_at_most_twice_the_steps_that_it_takes_alone(tokens: int | None) -> None:
+    played, alone = Played(served(), tokens=tokens), (1 << 15) // CHUNK
+    others = [(at, prompt(at, CHUNK)) for at in range(1, 300)]
+    played.run([(0, prompt(0, 1 << 15)), *others])
+    assert alone < played.first[0] <= 2 * alone
+    assert mean(played.first[at] - at for at, _ in others[:50]) < 60  # half of the steps are theirs
+
+
+@ways
+def test_a_prompt_that_waits_with_no_other_has_whole_steps(tokens: int | None) -> None:
+    played = Played(served(), tokens=tokens)
+    played.run([(0, prompt(0, 1 << 15))])
+    assert played.first[0] == (1 << 15) // CHUNK
+
+
+@ways
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_prompts_of_one_length_come_one_after_the_other(tokens: int | None, every: int) -> None:
+    played = Played(served(), tokens=tokens)
+    played.run([(i * every, prompt(i, 4 * CHUNK)) for i in range(8)])
+    assert [played.first[i] for i in range(8)] == [4 * (i + 1) for i in range(8)]
+
+
+@ways
+def test_what_a_prompt_leaves_of_a_step_is_for_others(tokens: int | None) -> None:
+    played = Played(served(), tokens=tokens)
+    played.run([(0, prompt(i, 20)) for i in range(12)])
+    assert max(played.first.values()) == 1
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([None, CHUNK]), st.integers(1, 30))
+def test_no_prompt_waits_for_more_than_twice_what_came_before_it(
+    seed: int, tokens: int | None, many: int
+) -> None:
+    random_ = random.Random(seed)
+    lengths = [random_.choice([1, 20, 200, 300, 2000, 5000]) for _ in range(many)]
+    came = sorted(random_.randrange(40) for _ in lengths)
+    played = Played(served(many), tokens=tokens)
+    played.run([(at, prompt(i, length)) for i, (at, length) in enumerate(zip(came, lengths, strict=True))])
+    before = 0
+    for i, (at, length) in enumerate(zip(came, lengths, strict=True)):
+        before += -(-length // CHUNK)
+        assert played.first[i] <= at + 2 * before
+
+
+def test_a_prompt_is_admitted_when_its_pages_fit_beside_those_that_others_will_need() -> None:
+    played = Played(served(pages=100))
+    long, wide, short = prompt(0, 1400), prompt(1, 1100), prompt(2, 20)
+    played.submit(long, wide, short)
+    played.drain()
+    assert played.scheduler.preemptions == 0
+    assert played.prompts == 1400 + 1100 + 20  # nothing twice
