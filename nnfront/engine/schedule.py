@@ -12,7 +12,7 @@ pre-emption and recomputing all follow from it.
                   on others. Where a token has the same bits in whatever call, a prompt is cut as a step has room for it
     prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
                   layers keep a state of a whole sequence, or drop tokens behind a window, up to a chunk behind which it was copied, or what was in the
-                  window was held
+                  window was held. What an older prompt is about to compute, one that begins alike waits for, and lends it its turn
     pages         a sequence is admitted if its tokens fit beside what others that run are still to take: all of their prompts, or a page for each. If pages run
                   out, the sequence remembered for the longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
@@ -25,10 +25,12 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
 from nnfront.engine.pages import Pages
-from nnfront.engine.prefixes import Prefixes
+from nnfront.engine.prefixes import Found, Prefixes
+from nnfront.engine.sequence import Sequence, ahead_of, in_turn
 from nnfront.errors import Busy, RunError
 
 
@@ -73,45 +75,6 @@ class Limits:
             problems.append(f"step_tokens is {self.step_tokens}, expected at least chunk = {self.chunk}")
         if problems:
             raise RunError("the limits are out of range", details=problems)
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """Tokens, of which the first `prompt` were given and the first `computed` are in the cache; it ends with at most `most`.
-
-    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed; `adapter` is the number of its adapter, -1 for none. `drafts` are tokens
-    that may come behind those that are computed next, which are computed with them and kept as far as they are drawn; some of them may have been drawn already.
-    """
-
-    arrival: int
-    tokens: list[int]
-    prompt: int
-    most: int
-    salt: str = ""
-    adapter: int = -1
-    computed: int = 0
-    cached: int = 0
-    drafts: list[int] = field(default_factory=list)
-
-    @property
-    def answers(self) -> bool:
-        """Whether its prompt is computed, so that it goes on token by token."""
-        return self.computed >= self.prompt
-
-    @property
-    def room(self) -> int:
-        """How many tokens can be computed behind the next one."""
-        return self.most - self.computed - 1
-
-    @property
-    def own(self) -> str:
-        """With whom it shares what is computed of tokens: that is something else with another adapter."""
-        return f"{self.adapter} {self.salt}"
-
-    @property
-    def next(self) -> list[int]:
-        """The tokens that are computed next."""
-        return [self.tokens[self.computed], *self.drafts]
 
 
 @dataclass(slots=True)
@@ -173,6 +136,7 @@ class Scheduler:
         """Say what to do next, and count it as reserved; `computed` is to be told when it is done. `tokens`: of prompts, in whatever pieces; without it
         chunks as the limits have them."""
         step, before = Step(self.changes()), self.preemptions
+        self._go_on(step)
         if self.shares or all(sequence.answers for sequence in self.running):
             step.decode = [sequence for sequence in self.running if sequence.answers]
         for sequence in list(step.decode):
@@ -188,21 +152,16 @@ class Scheduler:
         if self.preemptions == before:
             self._admit(step)
         budget = self.limits.step_tokens if tokens is None else tokens
-        for sequence in self._turns():
+        prompts = [sequence for sequence in self.running if not sequence.answers]
+        turns = in_turn(prompts, was_passed_over=self._passed_over)
+        self._passed_over = turns[:1] != prompts[:1]
+        for sequence in turns:
             count = self._chunk(sequence) if tokens is None else min(self._rest(sequence), budget)
             is_due = 0 < count <= budget and sequence in self.running
             if is_due and self._reserve(sequence, count, step):
                 step.chunks.append((sequence, count))
                 budget -= count
         return step
-
-    def _turns(self) -> list[Sequence]:
-        """Whose prompt comes next: that of which least is left, and the oldest before it if the last step passed it over."""
-        prompts = [sequence for sequence in self.running if not sequence.answers]
-        oldest, by_rest = prompts[:1], sorted(prompts, key=lambda s: s.prompt - s.computed)
-        turns = list(dict.fromkeys([*oldest, *by_rest] if self._passed_over else by_rest))
-        self._passed_over = turns[:1] != oldest
-        return turns
 
     def aside(self) -> Step | None:
         """Say what to do while a chunk is set aside: a token of each sequence that answers. None where one of them would need another's pages."""
@@ -301,8 +260,9 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
+            found = self._find(sequence)
             source, length, states = found or (None, 0, None)
+            sequence.ahead, sequence.common = self._ahead(sequence, length)
             margin = sum(max(self._missing(s, self.pages.length(s.arrival)), 1) for s in self.running)
             missing = self._missing(sequence, length)
             while self.pages.free < missing + margin and self._evict(step, source, states):
@@ -314,19 +274,48 @@ class Scheduler:
                 continue
             self.waiting.popleft()
             self.running.append(sequence)
-            sequence.computed = length
-            if source is None:
-                self.pages.add(sequence.arrival)
-            else:
-                self.pages.fork(source, length, sequence.arrival)
-                if source in self.remembered:
-                    self.remembered.move_to_end(source)
-            sequence.cached = max(sequence.cached, length)
-            step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
+            self._make(sequence, found, step)
+
+    def _go_on(self, step: Step) -> None:
+        """Have those go on that have waited for what is computed now, or for one that is gone."""
+        for sequence in self.running:
+            ahead = sequence.ahead
+            if ahead is None or (ahead.computed < sequence.common and ahead in self.running):
+                continue
+            found = self._find(sequence)
+            if found is not None and found.length > sequence.computed:
+                self._forget(sequence.arrival, step)
+                self._make(sequence, found, step)
+            sequence.ahead, sequence.common = self._ahead(sequence, sequence.computed)
+
+    def _find(self, sequence: Sequence) -> Found | None:
+        return self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
+
+    def _ahead(self, sequence: Sequence, known: int) -> tuple[Sequence | None, int]:
+        if not self.shares or self.snapshots == 0:
+            return None, 0
+        older = takewhile(lambda other: other is not sequence, self.running)
+        return ahead_of(
+            sequence, older, known, self.prefixes.grain if self.snapshots is None else self.limits.chunk
+        )
+
+    def _make(self, sequence: Sequence, found: Found | None, step: Step) -> None:
+        """Begin a sequence, with what was found of it."""
+        source, length, states = found or (None, 0, None)
+        sequence.computed = length
+        if source is None:
+            self.pages.add(sequence.arrival)
+        else:
+            self.pages.fork(source, length, sequence.arrival)
+            if source in self.remembered:
+                self.remembered.move_to_end(source)
+        sequence.cached = max(sequence.cached, length)
+        step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
 
     def _missing(self, sequence: Sequence, length: int) -> int:
-        """How many pages its tokens and one more need beside those of the first `length`."""
-        return self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
+        """How many pages its tokens and one more need beside those of the first `length`, and what another is about to compute."""
+        known = max(length, sequence.common)
+        return self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(known)
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""

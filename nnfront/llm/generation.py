@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from nnfront.distributed.ranks import Ranks
-from nnfront.engine import schedule
+from nnfront.engine import sequence as numbered
 from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
@@ -136,7 +136,7 @@ class Generation(Coming):
             zip(prompts, guessers, seeds, adapters, strict=True)
         ):
             tokens = prompt.tolist()
-            sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
+            sequence = numbered.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
             draw = Draw(Params.of(sampling, seed=seed), tokens)
             self._waiting.append(Answer(sequence, draw, frozenset(ends), guesser))
         self._agreed = ranks.from_first if ranks.world > 1 and any(g is not None for g in guessers) else None

@@ -21,7 +21,8 @@ from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
 from nnfront.engine.runner import Answer, Event, Runner
-from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
 from nnfront.llm.prompts import adapter_numbers

@@ -7,7 +7,8 @@ import random
 from collections.abc import Iterable
 
 from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
-from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.errors import Busy
 
 

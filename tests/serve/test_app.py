@@ -258,6 +258,13 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     assert sum(sums[name] for name in parts) == pytest.approx(sums["e2e_request_latency"])
 
 
+def test_a_prompt_of_several_answers_is_computed_once(
+    engine: Engine, client: Client, text: list[int]
+) -> None:
+    client.post("completions", {"prompt": text[:65], "n": 4, "max_tokens": 1})
+    assert engine.stats.step_tokens.sum == 65 + 3
+
+
 def test_too_many_requests_are_told_to_come_again(llm: nn.LLM) -> None:
     limits = Limits(max_model_len=256, pages=32, max_num_seqs=1, max_queued=1, page_size=8, chunk=32)
     with Engine(llm, limits) as engine:

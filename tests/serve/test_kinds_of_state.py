@@ -125,7 +125,7 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(
             assert any(answer.cached for answer in answers) or limits.pages == 32
             again = Answer(engine, [*longest, 1], Params(max_tokens=25))
             assert again.wait() == expected[-2]
-            assert again.cached >= 64  # where the window had moved on
+            assert again.cached >= 64 or limits.pages == 32  # where the window had moved on
             engine.forget()
             assert engine.counts()["pages_used"] == 0
     assert max(fullest) <= 1  # the filler's: a pool never holds more pages than were counted

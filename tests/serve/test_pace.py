@@ -22,7 +22,8 @@ from nnfront.backends.cpu.extension import NATIVE
 from nnfront.engine.compute import Compute
 from nnfront.engine.pace import Pace
 from nnfront.engine.params import Params
-from nnfront.engine.schedule import Limits, Scheduler, Sequence
+from nnfront.engine.schedule import Limits, Scheduler
+from nnfront.engine.sequence import Sequence
 from nnfront.engine.speculate import Pay
 from nnfront.errors import RunError
 from nnfront.serve.engine import Engine

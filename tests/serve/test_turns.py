@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import computed, limits
 
-from nnfront.engine.schedule import Limits, Scheduler, Sequence
+from nnfront.engine.schedule import Limits, Scheduler
+from nnfront.engine.sequence import Sequence
 
 CHUNK = 256
 
@@ -141,3 +142,104 @@ def test_a_prompt_is_admitted_when_its_pages_fit_beside_those_that_others_will_n
     played.drain()
     assert played.scheduler.preemptions == 0
     assert played.prompts == 1400 + 1100 + 20  # nothing twice
+
+
+COMMON = list(range(900, 900 + 3 * CHUNK))
+TAIL = 20
+
+
+def alike(first: int, many: int, new: int = 1) -> list[Sequence]:
+    return [prompt(first + i, len(COMMON) + TAIL, *COMMON, new=new) for i in range(many)]
+
+
+states = pytest.mark.parametrize("snapshots", [None, 50], ids=["pages", "states"])
+
+
+@ways
+@states
+@pytest.mark.parametrize("many", [4, 8])
+def test_what_many_begin_with_is_computed_once(tokens: int | None, snapshots: int | None, many: int) -> None:
+    played = Played(served(), tokens=tokens, snapshots=snapshots)
+    played.run([(0, each) for each in alike(0, many)])
+    assert played.prompts == len(COMMON) + many * TAIL
+
+
+@ways
+@states
+def test_so_it_is_where_they_come_while_the_first_is_being_computed(
+    tokens: int | None, snapshots: int | None
+) -> None:
+    played = Played(served(), tokens=tokens, snapshots=snapshots)
+    played.run([(at, each) for at, each in enumerate(alike(0, 8))])
+    assert played.prompts == len(COMMON) + 8 * TAIL
+
+
+@ways
+@states
+def test_who_waits_for_the_first_goes_on_where_that_was_when_it_is_cancelled(
+    tokens: int | None, snapshots: int | None
+) -> None:
+    played = Played(served(), tokens=tokens, snapshots=snapshots)
+    first, *others = alike(0, 4)
+    played.submit(first, *others)
+    played.step()
+    played.scheduler.finish(first)
+    played.drain()
+    assert set(played.first) == {other.arrival for other in others}
+    assert played.prompts == len(COMMON) + 3 * TAIL
+
+
+@ways
+def test_who_waits_for_one_that_had_computed_nothing_begins_itself(tokens: int | None) -> None:
+    played = Played(served(), tokens=tokens)
+    first, *others = alike(0, 3)
+    played.submit(first, *others)
+    played.scheduler.step()
+    played.scheduler.finish(first)
+    played.drain()
+    assert played.prompts == len(COMMON) + 2 * TAIL
+
+
+@ways
+def test_the_turn_of_one_that_waits_is_that_of_the_one_it_waits_for(tokens: int | None) -> None:
+    played = Played(served(), tokens=tokens)
+    long, short = prompt(1, 1 << 15, *COMMON), prompt(2, len(COMMON) + TAIL, *COMMON)
+    played.run([(0, prompt(0, 1 << 15)), (0, long), (1, short)])
+    assert played.first[2] <= 1 + 2 * (len(COMMON) // CHUNK + 1)
+
+
+def test_pages_that_are_to_be_shared_are_counted_once() -> None:
+    played = Played(served(pages=64 + 16))  # for 1280 tokens
+    played.submit(*alike(0, 8), prompt(8, TAIL))
+    played.step()
+    assert len(played.scheduler.running) == 8
+    assert played.first == {8: 1}  # which runs beside them
+    played.drain()
+    assert played.scheduler.preemptions == 0
+
+
+@pytest.mark.parametrize("own", [{"salt": "mine"}, {"adapter": 1}])
+def test_nobody_waits_for_what_it_may_not_share(own: dict[str, object]) -> None:
+    played = Played(served())
+    first, second = alike(0, 2)
+    for name, value in own.items():
+        setattr(second, name, value)
+    played.run([(0, first), (0, second)])
+    assert played.prompts == 2 * (len(COMMON) + TAIL)
+
+
+def test_nobody_waits_where_no_states_can_be_saved() -> None:
+    played = Played(served(step_tokens=2 * CHUNK), snapshots=0)
+    played.run([(0, each) for each in alike(0, 2)])
+    assert played.prompts == 2 * (len(COMMON) + TAIL)
+    assert played.steps == 4
+
+
+def test_whose_states_gave_way_is_computed_again() -> None:
+    played = Played(served(), snapshots=1)
+    played.submit(*alike(0, 2))
+    for _ in range(3):
+        played.step()
+    played.scheduler.prefixes.forget_states()
+    played.drain()
+    assert played.prompts == 2 * (len(COMMON) + TAIL)
