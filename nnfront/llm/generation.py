@@ -124,7 +124,9 @@ class Generation(Coming):
         longest, several = max(map(len, prompts)) + count, len(prompts)
         chunk = min(longest, session.backend.prompt_tokens)
         pages = 2 * several * -(-longest // chunk)
-        self._limits = Limits(longest, pages, several, several, chunk, chunk, several * chunk, 0)
+        self._limits = Limits(
+            longest, pages, several, several, chunk, chunk, several * chunk, remembers=False
+        )
         self._session, self._stored_as, self._phases = session, stored_as, phases
         self._has_adapters = has_adapters
         if sampling.seed is None:

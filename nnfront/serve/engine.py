@@ -132,14 +132,15 @@ class Engine:
         return self._runner.scheduler
 
     def counts(self) -> dict[str, float]:
-        """How much there is to do, and how full the cache is."""
+        """How much there is to do, and how full the cache is: pages that are remembered are not in use."""
         scheduler = self._scheduler
-        kept = self.limits.pages - scheduler.pages.free
+        with self._changed:
+            used = scheduler.pages.held_by(sequence.arrival for sequence in scheduler.running)
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "remembered": len(scheduler.remembered),
-            "pages_used": kept,
+            "pages_used": used,
             "pages": self.limits.pages,
             "preemptions": scheduler.preemptions,
             "drafted": self._runner.drafted,

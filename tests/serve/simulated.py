@@ -41,7 +41,7 @@ class Cache:
                     del self.rows[cut][length:]
                     self.seen[cut] = list(self.rows[cut]) if self.snapshots is None else self.before[cut]
                 case Remember(kept, length):
-                    self.held[kept] = self.rows.pop(kept)[:length]
+                    self.held[kept] = (self.held if kept in self.held else self.rows).pop(kept)[:length]
                     assert len(self.held[kept]) == length
                 case Drop(dropped):
                     assert (self.rows if dropped in self.rows else self.held).pop(dropped) is not None
@@ -51,7 +51,7 @@ class Cache:
                 case Forget(number):
                     del self.saved[number]
             assert len(self.rows) <= self.limits.max_num_seqs
-            assert len(self.held) <= self.limits.remembered + 1
+            assert self.limits.remembers or not self.held
             assert len(self.saved) <= (self.snapshots or 0)
         self.before.clear()
 

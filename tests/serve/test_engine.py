@@ -47,7 +47,7 @@ def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:
 
 def alone(llm: nn.LLM, wanted: list[tuple[list[int], Params]]) -> list[tuple[list[int], str]]:
     """Each request's answer when there is no other, and nothing of one before is left."""
-    with Engine(llm, replace(LIMITS, remembered=0)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False)) as engine:
         return [Answer(engine, prompt, params).wait() for prompt, params in wanted]
 
 
@@ -142,7 +142,7 @@ def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
         ends = [answer.wait()[1] for answer in answers]
         assert {"cancelled", "length"} <= set(ends)
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
-        assert engine._runner.pool.cache.used_pages >= engine.counts()["pages_used"] > 0
+        assert engine._runner.pool.cache.used_pages >= LIMITS.pages - engine._scheduler.pages.free > 0
         engine.forget()
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
     assert engine._scheduler.pages.free == LIMITS.pages

@@ -92,7 +92,7 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
 ) -> None:
     llm = loaded(model_type)
     wanted = requests(pages + len(model_type), 16)
-    alone = replace(LIMITS, remembered=0, max_num_seqs=1)
+    alone = replace(LIMITS, remembers=False, max_num_seqs=1)
     with Engine(llm, alone) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     whole = [prompt + tokens for (prompt, _), (tokens, _) in zip(wanted, expected, strict=True)]

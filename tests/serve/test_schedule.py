@@ -15,7 +15,7 @@ from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.errors import Busy, RunError
 
 LIMITS = st.builds(
-    lambda pages, seqs, page, chunk, step, remembered, queued, answers: Limits(
+    lambda pages, seqs, page, chunk, step, remembers, queued, answers: Limits(
         max_model_len=40,
         pages=pages,
         max_num_seqs=seqs,
@@ -23,7 +23,7 @@ LIMITS = st.builds(
         page_size=page,
         chunk=page * chunk,
         step_tokens=page * chunk * step,
-        remembered=remembered,
+        remembers=remembers,
         reuse_answers=answers,
     ),
     st.integers(4, 30),
@@ -31,7 +31,7 @@ LIMITS = st.builds(
     st.sampled_from([1, 2, 4]),
     st.integers(1, 3),
     st.integers(1, 3),
-    st.integers(0, 4),
+    st.booleans(),
     st.integers(1, 20),
     st.booleans(),
 )

@@ -182,7 +182,7 @@ def test_texts_are_those_of_each_alone_whatever_a_step_has_room_for(
     llm, random_ = loaded(model_type, quant=quant), random.Random(1)
     # Pages are wanted back where answers grow beside each other.
     wanted = [(prompt, replace(params, max_tokens=46)) for prompt, params in requests(9, 90)]
-    with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False, max_num_seqs=1)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     calls: list[str] = []
     call = Compute._call
@@ -206,7 +206,7 @@ def test_what_was_answered_is_shared_as_prompts_are(loaded: Any) -> None:
         again = Answer(engine, [*prompt, *said, 7], params)
         found = again.wait()
     assert again.cached == (len(prompt) + len(said) - 1) // 8 * 8
-    with Engine(llm, replace(LIMITS, remembered=0)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False)) as engine:
         assert Answer(engine, [*prompt, *said, 7], params).wait() == found
 
 
