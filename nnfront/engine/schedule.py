@@ -262,7 +262,8 @@ class Scheduler:
             sequence.ahead, sequence.common = self._ahead(sequence, length)
             margin = sum(max(self._missing(s, self.pages.length(s.arrival)), 1) for s in self.running)
             wanted = self._missing(sequence, length) + margin
-            if wanted > self._most_free(found) and (self.running or source is None):
+            must_wait = self.pages.free < wanted and wanted > self._most_free(found)
+            if must_wait and (self.running or source is None):
                 return
             if not self._make_room(wanted, step.changes, source, states):
                 self._make_room(

@@ -17,6 +17,7 @@ from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.engine.sequence import Sequence
 
 CHUNK = 256
+COMMON = list(range(900, 900 + 3 * CHUNK))
 
 
 def served(many: int = 16, **given: int) -> Limits:
@@ -127,8 +128,14 @@ def test_no_prompt_waits_for_more_than_twice_what_came_before_it(
     random_ = random.Random(seed)
     lengths = [random_.choice([1, 20, 200, 300, 2000, 5000]) for _ in range(many)]
     came = sorted(random_.randrange(40) for _ in lengths)
+    begins = [random_.choice([[], COMMON, COMMON[:CHUNK]]) for _ in lengths]
     played = Played(served(many), tokens=tokens)
-    played.run([(at, prompt(i, length)) for i, (at, length) in enumerate(zip(came, lengths, strict=True))])
+    played.run(
+        [
+            (at, prompt(i, length, *begin[: length - 1]))
+            for i, (at, length, begin) in enumerate(zip(came, lengths, begins, strict=True))
+        ]
+    )
     before = 0
     for i, (at, length) in enumerate(zip(came, lengths, strict=True)):
         before += -(-length // CHUNK)
@@ -144,7 +151,6 @@ def test_a_prompt_is_admitted_when_its_pages_fit_beside_those_that_others_will_n
     assert played.prompts == 1400 + 1100 + 20  # nothing twice
 
 
-COMMON = list(range(900, 900 + 3 * CHUNK))
 TAIL = 20
 
 
