@@ -19,7 +19,8 @@ from nnfront.engine.draw import Draw, Logprobs
 from nnfront.engine.likely import Row
 from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
 from nnfront.engine.pace import Pace
-from nnfront.engine.schedule import Scheduler, Sequence, Step
+from nnfront.engine.schedule import Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
 from nnfront.errors import RunError
 from nnfront.llm.methods import EXTEND

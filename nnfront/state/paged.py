@@ -124,6 +124,12 @@ class Held:
     length: int
     tables: tuple[PageTable, ...]
 
+    def cut(self, length: int) -> Held:
+        """The same of fewer tokens: the pages of the others are given back."""
+        for table in self.tables:
+            table.cut(0, SequenceLengths((length,), table.pages_tensor.device))
+        return replace(self, length=length)
+
     def with_windows_of(self, other: Held) -> Held:
         """The same, but where tokens are dropped behind a window the pages that the other holds, and its length: it may have been before these were dropped."""
         both = zip(self.tables, other.tables, strict=True)

@@ -23,9 +23,7 @@ from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 
 FOLDER = Path(nn.__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
-LIMITS = Limits(
-    max_model_len=256, pages=160, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64, remembered=8
-)
+LIMITS = Limits(max_model_len=256, pages=160, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64)
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 Result = TypeVar("Result")
 
