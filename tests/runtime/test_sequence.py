@@ -394,3 +394,56 @@ def test_a_sequence_stops_at_a_kernel_that_refuses():
         NATIVE.run_sequence(rows, None, ones, y)
     assert y.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
     assert not y.view(torch.bfloat16)[4:].any()
+
+
+class Two(nn.Module):
+    """Rows of two sizes, each multiplied and normalised, with a step of torch between them."""
+
+    def __init__(self) -> None:
+        self.first = nn.Linear(64, 64, bias=False, dtype="bfloat16")
+        self.second = nn.Linear(64, 64, bias=False, dtype="bfloat16")
+        self.norm = nn.RMSNorm(64, bias=False, dtype="bfloat16")
+
+    def forward(self, x: nn.Tensor, y: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+        x = op.cos(self.norm(self.first(x)))
+        return x, self.norm(self.second(y))
+
+
+def test_a_tape_is_written_once_for_the_sizes_that_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = {"forward": {"x": spec.Tensor(["n", 64], "bfloat16"), "y": spec.Tensor(["m", 64], "bfloat16")}}
+    torch.manual_seed(0)
+    names = {name: tuple(p.shape) for name, p in Two().named_parameters()}
+    session = nn.compile(Two().export(methods)).load(
+        {name: torch.randn(shape).bfloat16() for name, shape in names.items()}
+    )
+    written: list[int] = []
+    tape = writers.TapeBuilder.tape
+    monkeypatch.setattr(writers.TapeBuilder, "tape", lambda b: (written.append(len(b.rows)), tape(b))[1])
+    counts = []
+    for n, m in ((3, 4), (3, 5), (2, 5), (2, 4)):
+        x, y = torch.randn(n, 64).bfloat16(), torch.randn(m, 64).bfloat16()
+        found = session["forward"](x, y)
+        weights = [w.float() for w in session.weights.values()]
+        assert [tuple(each.shape) for each in found] == [(n, 64), (m, 64)]
+        assert len(weights) == 3
+        counts.append(len(written))
+        written.clear()
+    assert counts == [2, 1, 1, 0]
+
+
+def test_instructions_of_layers_that_are_alike_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    count = sequence._Planner._count
+    monkeypatch.setattr(
+        sequence._Planner, "_count", lambda p, run: (asked.append(run.kernel), count(p, run))[1]
+    )
+    found = []
+    for layers in (2, 5):
+        session = language_model(dataclasses.replace(BASE, num_hidden_layers=layers))()
+        cache = session.make_cache(batch=1, max_seq=32)
+        session["prefill"](torch.arange(4)[None], cache)
+        asked.clear()
+        session["decode"](torch.tensor([[7]]), cache)
+        found.append(list(asked))
+    assert found[0] == found[1]
+    assert len(found[0]) > 5
