@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from nnfront.errors import RunError
 from nnfront.llm.tokenizer import overlap
-from nnfront.serve.calls import Call, CallForm
+from nnfront.serve.calls import Call, CallForm, Tools
 from nnfront.serve.chat import ChatTemplate
 
 _TEXT, _THOUGHT = "probe text", "probe thought"
@@ -60,10 +60,21 @@ class Sections:
     """A text that comes in pieces, as pieces of sections: what they are, and text, or a whole call.
 
     `thoughts`: what stands around reasoning, if it may begin with some; `is_thinking`: whether it begins within it, as the prompt has begun it.
+    `tools`: those that may be called; with `is_one` calls behind the first are left out.
     """
 
-    def __init__(self, form: CallForm | None, thoughts: Thoughts | None, *, is_thinking: bool) -> None:
+    def __init__(
+        self,
+        form: CallForm | None,
+        thoughts: Thoughts | None,
+        *,
+        is_thinking: bool,
+        tools: Tools | None = None,
+        is_one: bool = False,
+    ) -> None:
         self._form = form
+        self._tools: Tools = tools or {}
+        self._most = 1 if is_one else None
         self._kind: Kind = "reasoning" if is_thinking else "content"
         self._thoughts = thoughts
         self._held = ""
@@ -135,8 +146,11 @@ class Sections:
     def _called(self, text: str) -> list[tuple[Kind, str | Call]]:
         assert self._form is not None
         self._is_first = False
-        calls = self._form.read(text.strip())
+        calls = self._form.read(text.strip(), self._tools)
         if calls is None:  # no call after all
             return [("content", self._form.begin + text + self._form.end)]
         self._skipped = " \t\n"
-        return [("call", call) for call in calls]
+        found: list[tuple[Kind, str | Call]] = [("call", call) for call in calls[: self._most]]
+        if self._most is not None:
+            self._most -= len(found)
+        return found
