@@ -64,14 +64,17 @@ class Grammars:
         """Rules over the tokens of this tokenizer, to be put together."""
         return Lark(self._tokenizer.special())
 
-    def compiled(self, form: Form) -> Matcher:
-        """What makes an answer keep to a form. Raises RunError for what cannot be compiled."""
+    def compiled(self, form: Form, before: str = "") -> Matcher:
+        """What makes an answer keep to a form; behind what a grammar says that ends with `@answer`, if there is one. Raises RunError for what cannot be compiled."""
+        grammars = [form.grammar]
+        if before:
+            grammars = [{"lark_grammar": before}, {**form.grammar, "name": "answer"}]
         with self._lock:
             if self._known is None:
                 self._known = llguidance.LLTokenizer(
                     self._tokenizer.json(), n_vocab=self._vocab, eos_token=self._ends or None
                 )
-        matcher = llguidance.LLMatcher(self._known, json.dumps({"grammars": [form.grammar]}), log_level=0)
+        matcher = llguidance.LLMatcher(self._known, json.dumps({"grammars": grammars}), log_level=0)
         if matcher.is_error():
             raise RunError(f"{form.what} cannot be compiled", details=[shown_text(matcher.get_error())])
         return lambda: TokenGrammar(matcher.deep_copy(), self._threads)

@@ -12,6 +12,7 @@ from nnfront.errors import RunError
 from nnfront.llm.tokenizer import overlap
 from nnfront.serve.calls import Call, CallForm, Tools
 from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.lark import Lark
 
 _TEXT, _THOUGHT = "probe text", "probe thought"
 Kind: TypeAlias = Literal["content", "reasoning", "call"]
@@ -54,6 +55,15 @@ def thoughts_of(template: ChatTemplate) -> Thoughts | None:
         if begin and ends is not None:
             return Thoughts(begin, ends[1], ends[2])
     return Thoughts("<think>", "</think>") if "</think>" in template.source else None
+
+
+def thoughts_grammar(thoughts: Thoughts, lark: Lark, *, is_thinking: bool) -> str:
+    """A grammar of an answer behind reasoning, if there is some or it has been begun."""
+    reasoning, blanks = f"{lark.until(thoughts.end)} /\\n{{0,2}}/", ""
+    if not is_thinking:
+        reasoning, blanks = f"({lark.literal(thoughts.begin)} {reasoning})?", "/\\n{0,2}/"
+    opening = f"({lark.literal(thoughts.opening)})?" if thoughts.opening else ""
+    return lark.text(f"{blanks} {reasoning} {opening} @answer")
 
 
 class Sections:

@@ -34,7 +34,7 @@ from nnfront.serve.replies import (
     completion_logprobs,
     usage,
 )
-from nnfront.serve.sections import Sections, thoughts_of
+from nnfront.serve.sections import Sections, thoughts_grammar, thoughts_of
 
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
 COMPLETION_TOKENS = 16
@@ -157,9 +157,12 @@ class Service:
         form, wanted = self._calls(request, tools)
         wanted = wanted or _structured(request.structured_outputs) or _formatted(request.response_format)
         assert self.template is not None
-        thoughts = thoughts_of(self.template) if wanted is None else None
+        thoughts = thoughts_of(self.template)
         is_thinking = thoughts is not None and text.rstrip().endswith(thoughts.begin)
-        matcher = None if wanted is None else self.grammars.compiled(wanted)
+        before = ""
+        if wanted is not None and thoughts is not None and not text.rstrip().endswith(thoughts.end):
+            before = thoughts_grammar(thoughts, self.grammars.lark(), is_thinking=is_thinking)
+        matcher = None if wanted is None else self.grammars.compiled(wanted, before)
         shows_special = thoughts is not None or form is not None
         answers = self._answers(call, request, [prompt], params, matcher, shows_special=shows_special)
 

@@ -7,8 +7,16 @@ import json
 import re
 from typing import Any
 
+import llguidance
 import pytest
-from serving import Client
+from serving import FOLDER, Client
+from templates import FAMILIES, SPECIAL, THINKING
+
+from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.engine import Engine
+from nnfront.serve.grammar import json_schema
+from nnfront.serve.lark import Lark
+from nnfront.serve.sections import thoughts_grammar, thoughts_of
 
 MESSAGES = [{"role": "user", "content": "def main():"}]
 SCHEMA = {
@@ -62,6 +70,78 @@ def test_a_grammar_is_kept_to(client: Client) -> None:
     grammar = 'start: "a" digit+ "z"\ndigit: /[0-9]/\n'
     reply = chat(client, temperature=1.0, seed=0, max_tokens=100, structured_outputs={"grammar": grammar})
     assert re.fullmatch("a[0-9]+z?", reply.json()["choices"][0]["message"]["content"])
+
+
+THINKERS = {
+    "begun by the prompt": (THINKING, "<think>\n", "so it is</think>\n\n"),
+    "begun by the model": (FAMILIES["argkeys"], "<|assistant|>", "\n<think>so it is</think>\n"),
+    "not begun": (FAMILIES["argkeys"], "<|assistant|>", "\n"),
+    "behind which a text begins": (FAMILIES["actions"], "<|BOT|>", "<|THINKING|>so<|/THINKING|><|RESPONSE|>"),
+}
+
+
+@pytest.mark.parametrize("special", [{}, {"</think>": 4096}], ids=["letters", "a token"])
+@pytest.mark.parametrize("case", THINKERS)
+def test_a_form_begins_behind_the_thoughts(case: str, special: dict[str, int]) -> None:
+    source, prompt_end, reasoning = THINKERS[case]
+    template = ChatTemplate(source, SPECIAL)
+    prompt = template.render(MESSAGES).rstrip("\n")
+    thoughts = thoughts_of(template)
+    assert thoughts is not None
+    assert prompt.endswith(prompt_end.rstrip("\n"))
+    before = thoughts_grammar(thoughts, Lark(special), is_thinking=prompt.endswith(thoughts.begin))
+    tokens = json.loads((FOLDER / "tokenizer.json").read_text())
+    tokens["added_tokens"] += [
+        {**tokens["added_tokens"][0], "id": id, "content": text} for text, id in special.items()
+    ]
+    tokenizer = llguidance.LLTokenizer(json.dumps(tokens), n_vocab=4100)
+    grammar = json.dumps(
+        {"grammars": [{"lark_grammar": before}, {**json_schema(SCHEMA).grammar, "name": "answer"}]}
+    )
+
+    def takes(text: str) -> bool:
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        ids = tokenizer.tokenize_str(text, parse_special=True)
+        return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    answer = '{"size": 5, "ok": true}'
+    assert takes(reasoning + answer)
+    assert not takes(reasoning + "so " + answer)
+    assert not takes(reasoning + '{"size": 5}')
+    assert takes(answer) == (case != "begun by the prompt")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_thinks_does_so_before_an_answer_with_a_form(engine: Engine, stream: bool) -> None:
+    # With an end of thoughts that this model, which was not trained to think, comes to by itself.
+    client = Client(engine, template=ChatTemplate(THINKING.replace("</think>", "="), SPECIAL))
+    for more in (
+        {"structured_outputs": {"regex": "[a-f]{3}"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "abc"}}}},
+    ):
+        reply = chat(client, temperature=1.0, seed=1, stream=stream, max_tokens=200, **more)
+        assert reply.status_code == 200
+        content, reasoning = said(reply.text, stream)
+        assert re.fullmatch('"?[a-f]{3}"?', content), content
+        assert reasoning
+    told = {"chat_template_kwargs": {"enable_thinking": False}, "structured_outputs": {"regex": "[a-f]{3}"}}
+    assert said(chat(client, stream=stream, **told).text, stream)[1] == ""
+
+
+def said(text: str, stream: bool) -> tuple[str, str]:
+    """The content and the reasoning of a reply."""
+    if stream:
+        parts = [
+            json.loads(line[6:])["choices"][0]["delta"]
+            for line in text.split("\n\n")
+            if line.startswith("data: {")
+        ]
+    else:
+        parts = [json.loads(text)["choices"][0]["message"]]
+    return (
+        "".join(part.get("content") or "" for part in parts),
+        "".join(part.get("reasoning_content") or "" for part in parts),
+    )
 
 
 @pytest.mark.parametrize(
