@@ -17,6 +17,7 @@ from nnfront.errors import RunError
 from nnfront.files import shown_text
 from nnfront.llm.tokenizer import Tokenizer
 from nnfront.serve.lark import BLANKS, Form, Lark, short
+from nnfront.serve.trial import ROOM_BYTES, SECONDS, Trial
 
 Matcher: TypeAlias = Callable[[], "TokenGrammar"]
 
@@ -56,7 +57,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, ends: Sequence[int]) -> None:
         self._tokenizer, self._vocab, self._ends = tokenizer, vocab, list(ends)
-        self._known: llguidance.LLTokenizer | None = None
+        self._known: tuple[llguidance.LLTokenizer, Trial] | None = None
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(1, "nnfront-grammar")
 
@@ -71,10 +72,20 @@ class Grammars:
             grammars = [{"lark_grammar": before}, {**form.grammar, "name": "answer"}]
         with self._lock:
             if self._known is None:
-                self._known = llguidance.LLTokenizer(
-                    self._tokenizer.json(), n_vocab=self._vocab, eos_token=self._ends or None
-                )
-        matcher = llguidance.LLMatcher(self._known, json.dumps({"grammars": grammars}), log_level=0)
+                made: dict[str, Any] = {
+                    "tokenizer": self._tokenizer.json(),
+                    "n_vocab": self._vocab,
+                    "eos_token": self._ends or None,
+                }
+                self._known = llguidance.LLTokenizer(**made), Trial(made)
+        tokenizer, trial = self._known
+        text = json.dumps({"grammars": grammars})
+        if not trial.ends(text):
+            raise RunError(
+                f"{form.what} cannot be compiled",
+                details=[f"that takes more than {SECONDS:g} s or {ROOM_BYTES >> 30} GiB"],
+            )
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
             raise RunError(f"{form.what} cannot be compiled", details=[shown_text(matcher.get_error())])
         return lambda: TokenGrammar(matcher.deep_copy(), self._threads)

@@ -9,6 +9,8 @@ from typing import Any
 
 import llguidance
 import pytest
+from few_of import few_of
+from hostile import limits
 from serving import FOLDER, Client
 from templates import FAMILIES, SPECIAL, THINKING
 
@@ -162,3 +164,41 @@ def test_what_cannot_be_kept_is_refused(client: Client, more: dict[str, Any], me
     response = chat(client, **more)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(message)
+
+
+HUGE = {
+    "a multiple": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "multipleOf": 9_999_991}}}},
+    "two lengths": {"structured_outputs": {"grammar": "start: A\nA: /(.{9973})*/ & /(.{9967})*/"}},
+    "patterns": {"structured_outputs": {"json": {"allOf": [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 40)]}}},
+    "a tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "integer", "multipleOf": 9_999_991}}, "required": ["x"]}}}], "tool_choice": "required"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", few_of(HUGE, 2))
+def test_what_would_take_hours_to_compile_is_refused_and_holds_up_nobody_afterwards(
+    engine: Engine, case: str
+) -> None:
+    client = Client(engine, template=ChatTemplate(FAMILIES["parameters"], SPECIAL))
+    with limits():  # of this process, in which others are answered
+        response = chat(client, **HUGE[case])
+    assert response.status_code == 400
+    assert "cannot be compiled\n  that takes more than 2 s" in response.json()["error"]["message"]
+    assert (
+        chat(client, structured_outputs={"choice": ["red"]}).json()["choices"][0]["message"]["content"]
+        == "red"
+    )
+
+
+@pytest.mark.parametrize(
+    "regex",
+    [
+        r"(\w{1,900}\s?){1,900}",
+        "((x{0,1000}){0,1000}y){0,1000}",
+        r"(a{1,5000}b{1,5000}){1,100}",
+        "[^a]*a.{1000}b",
+    ],
+)
+def test_a_short_expression_with_many_states_ends_in_time(client: Client, regex: str) -> None:
+    with limits():
+        response = chat(client, structured_outputs={"regex": regex}, temperature=1.0, seed=1, max_tokens=60)
+    assert response.status_code == 200 or "the grammar cannot go on" in response.json()["error"]["message"]
