@@ -33,6 +33,10 @@ KEEP_ALIVE_SECONDS = 75
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_serving_arguments(parser)
+    parser.add_argument(
+        "--max-connections", type=int, default=800, metavar="N",
+        help="open connections; one more closes that which has been without a request for longest; default 800",
+    )  # fmt: skip
     loading.add_ranks_argument(parser)
 
 
@@ -213,7 +217,12 @@ def _listen(args: argparse.Namespace, parts: Any, served: Any) -> None:
     """Answer requests until a signal says that it is enough, and those that run."""
     # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    more = {"log_level": "info", "access_log": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
+    more: dict[str, Any] = {
+        "log_level": "info",
+        "access_log": False,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+    }
+    more["http"] = parts.protocol(args.max_connections)
     parts.uvicorn.run(served, host=args.host, port=args.port, **more)
 
 
