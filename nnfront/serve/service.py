@@ -192,13 +192,19 @@ class Service:
         return self._whole(head, [len(prompt)], answers, [""] * len(answers), choice)
 
     def chat_text(self, request: ChatRequest) -> str:
-        """The prompt of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""
+        """The prompt of a conversation. Raises Failure for a model without a chat template, and for messages that are none, RunError for those that it refuses."""
         if self.template is None:
             raise Failure(
                 400,
                 "this model has no chat template, so it takes no messages; /v1/completions takes a text, "
                 "and the server a template: nnfront serve --chat-template FILE",
             )
+        for i, message in enumerate(request.messages):
+            if not isinstance(message.get("role"), str):
+                raise Failure(400, f"message {i} has no role", param="messages")
+            if not isinstance(message.get("content"), str | list | None):
+                what = f"message {i} has a content of type {type(message['content']).__name__!r}"
+                raise Failure(400, f"{what}, expected a text or a list of parts", param="messages")
         more = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             more.setdefault("reasoning_effort", request.reasoning_effort)
@@ -252,8 +258,9 @@ class Service:
         if choice in (None, "auto"):
             return form, None
         if isinstance(choice, dict):
-            name: Any = (choice.get("function") or {}).get("name", choice.get("name"))
-            if name not in tools:
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else choice.get("name")
+            if not isinstance(name, str) or name not in tools:
                 raise Failure(
                     400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice"
                 )

@@ -283,7 +283,7 @@ def test_tokens_of_texts_and_conversations(client: Client) -> None:
     assert client.post("/detokenize", {"tokens": reply["tokens"]}).json() == {"prompt": "import os"}
     chat = client.post("/tokenize", {"messages": [{"role": "user", "content": "import os"}]}).json()
     assert chat["count"] > reply["count"]
-    both = client.post("/tokenize", {"prompt": "a", "messages": []})
+    both = client.post("/tokenize", {"prompt": "a", "messages": ASKED["messages"]})
     assert both.json()["error"]["message"] == "tokenize takes a prompt or messages, and not both"
     refused = client.post("embeddings", {"input": "a"})
     assert refused.status_code == 400
