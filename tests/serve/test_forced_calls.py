@@ -174,3 +174,20 @@ def test_calls_behind_the_first_are_left_out_where_one_is_wanted_and_no_grammar_
     text = written(family, [{"name": name, "arguments": {"x": "y"}} for name in ("a", "b", "c")])
     assert [call.name for _, call in sections(family, [text], is_one=True)] == ["a"]
     assert [call.name for _, call in sections(family, list(text), is_one=True)] == ["a"]
+
+
+@pytest.mark.parametrize("family", ["hermes", "parameters"])
+def test_marks_that_are_special_tokens_are_these_and_not_the_letters_of_their_names(family: str) -> None:
+    """Special tokens are none of the letters that a grammar's texts are made of, so the marks would be spelled."""
+    special = {"<tool_call>": 4096, "</parameter>": 4097}
+    tokens = json.loads((FOLDER / "tokenizer.json").read_text())
+    like = tokens["added_tokens"][0]
+    tokens["added_tokens"] += [{**like, "id": id, "content": text} for text, id in special.items()]
+    tokenizer = llguidance.LLTokenizer(json.dumps(tokens), n_vocab=4100)
+    form = call_form(ChatTemplate(FAMILIES[family], SPECIAL))
+    assert form is not None
+    calls = json.dumps({"grammars": [call_grammar(form, TOOLS, Lark(special), is_one=True).grammar]})
+    text = one(family, ZURICH)
+    for ids in (tokenizer.tokenize_str(text, parse_special=True), TOKENIZER.tokenize_str(text)):
+        matcher = llguidance.LLMatcher(tokenizer, calls, log_level=0)
+        assert (matcher.consume_tokens(ids) and matcher.is_accepting()) == (4096 in ids)
