@@ -49,21 +49,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     out = Path(options.out or os.environ.get("OUT") or ROOT / "bench" / "results" / "gpu")
     out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": machine(options.dry), "ceilings": {}, "parts": {}}
+    results: dict[str, Any] = {
+        "machine": machine(options.dry),
+        "ceilings": {},
+        "parts": {},
+        "compiled_here": {},
+    }
     results |= {kind: [] for kind in KINDS}
     for parts in turns(options.parts):
         started = time.monotonic()
         with ThreadPoolExecutor(len(parts)) as pool:
             running = {pool.submit(run_part, part, options, out): part for part in parts}
             for ended in as_completed(running):
+                part, seconds, here = running[ended], time.monotonic() - started, {}
                 for line in ended.result():
                     gather(line, results)
-                part, seconds = running[ended], time.monotonic() - started
+                    here |= line.get("compiled_here", {})
+                results["compiled_here"][part] = here
                 results["parts"][part] = round(seconds, 1)
                 (out / f"call_{'_'.join(options.parts)}.json").write_text(
                     json.dumps(results, indent=1) + "\n"
                 )
-                print(f"{part}: {seconds:.0f} s", flush=True)
+                why = f", {len(here)} kernels compiled here: {next(iter(here.values()))}" if here else ""
+                print(f"{part}: {seconds:.0f} s{why}", flush=True)
     if results["rows"]:
         print(table(results))
     if results["model"]:

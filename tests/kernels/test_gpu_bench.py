@@ -19,14 +19,11 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
-from few_of import few_of
 from kernel_checks import EPS32, SUM, hopper_drift
-from nnfront_kernels import Kernel, ahead
-from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_kernels import Kernel
+from nnfront_kernels.common import Plan
 from nnfront_kernels.quantized import FP8
 from torch.utils._pytree import tree_map
-
-from nnfront.backends.device import overriding_device
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -91,58 +88,6 @@ def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
     assert done.returncode == 0, done.stdout + done.stderr
     assert results["wrong"] == []
     assert {row["kernel"] for row in results["launches"]} == {"matmul_small_m_kernel", "moe_combine_kernel"}
-
-
-@pytest.mark.matrix
-def test_machine_code_is_compiled_before_and_found_by_its_key(parts, monkeypatch, tmp_path):
-    done = bench("--compile", "--dry", "--only", "moe_combine", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "kernels for sm_90" in done.stdout
-    made = {file.stem for file in (tmp_path / "sm_90").glob("*.json")}
-    assert made
-    assert made == {file.stem for file in (tmp_path / "sm_90").glob("*.cubin")}
-    compiled = importlib.import_module("compiled")
-    monkeypatch.setattr(compiled, "launcher_for", lambda found, device: {cubin.key for cubin in found.cubins})
-    assert compiled.launcher("sm_90", tmp_path) == made
-    assert compiled.launcher("sm_100", tmp_path) is None
-
-
-class Anything:
-    """What every number is less than: results of kernels that were not launched are not looked at."""
-
-    def __gt__(self, other: object) -> bool:
-        return True
-
-
-def launched_and_compiled(file: str, quant: str | None) -> tuple[set[str], set[str]]:
-    """The keys of what a comparison on a GPU launches, found with tensors on the CPU, and of what is compiled for it."""
-    sys.path.insert(0, str(SCRIPT.parent / "gpu"))
-    architectures = importlib.import_module("architectures")
-    usual, architectures.NEAR = architectures.NEAR, Anything()
-    launched: set[str] = set()
-    try:
-        with (
-            overriding_device(torch.device("cpu")),
-            planning_for("sm_90"),
-            launched_by(lambda plan: launched.add(ahead.key_of(plan, "sm_90"))),
-        ):
-            for page_size in (None, architectures.PAGE):
-                found = architectures.compared(file, quant, page_size, dry=False)
-                assert isinstance(found, dict), found
-    finally:
-        architectures.NEAR = usual
-        sys.path.remove(str(SCRIPT.parent / "gpu"))
-    return launched, {ahead.key_of(plan, "sm_90") for plan in architectures.plans(file, quant, "sm_90")}
-
-
-@pytest.mark.parametrize(
-    ("file", "quant"),
-    few_of([("llama", "int4"), ("mamba2", None), ("deepseek_v3", None), ("qwen3_moe", "int8")]),
-)
-def test_what_architectures_launch_on_a_gpu_is_compiled_before(compiled, file, quant):
-    launched, known = compiled(launched_and_compiled, file, quant)
-    assert launched
-    assert launched <= known
 
 
 @pytest.fixture
