@@ -289,7 +289,8 @@ def make_paged(
         assert isinstance(batch, int)
         assert isinstance(max_seq, int)
         longest = -(-max_seq // page_size)
-        columns = -(-longest // 4) * 4  # pages of each sequence begin at 16 bytes, as kernels are compiled for
+        # Pages of each sequence begin at 16 bytes, as kernels are compiled for.
+        columns = -(-longest // 4) * 4
         count = batch * longest if pages is None else pages
         parts = [allocate(each.per_token, (), (count, page_size), coded, device) for each in types.values()]
         # One object for all layers: they know by it that they go through the same lengths.
