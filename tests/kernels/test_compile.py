@@ -234,6 +234,17 @@ def test_spills_in_a_loop_are_never_taken():
     assert "3 of them in the loop" in broken_rules(FEW[0], spilling, 3)
 
 
+@pytest.mark.parametrize(("zero_points", "most"), [(False, 4), (True, 6)])
+def test_what_changes_hands_in_the_loop_of_a_product_of_few_rows_is_found(zero_points, most):
+    shape = MatmulShape(64, 4096, 4096, group=128, zero_points=zero_points)
+    build = next(b for b in ALL if b.kernel == "matmul_int4" and b.arch == "sm_90" and b.config.block_m == 64)
+    found = {"spills": 0, "shared_bytes": 0, "registers": 1, "serialized": False, "mma": {}, "loads": {}}
+    for bars in (most, most + 1):
+        report = SimpleNamespace(**found, loop={"BAR.SYNC.DEFER_BLOCKING": bars})
+        said = f"{bars} barriers in the loop: something changes hands through shared memory"
+        assert (said in broken_rules(replace(build, shape=shape), report)) == (bars > most)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spill", SPILLED.get(TRITON, ()), ids=str)
 def test_what_is_left_out_for_its_spills_spills(compiled, spill):
