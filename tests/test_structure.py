@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.methods", "llm.timings", "llm.hf_folder", "llm.lora"},
-    "engine": BASE | {"distributed", "state", "session", "llm.methods"},
+    "engine": BASE | {"backends", "backends.cuda", "distributed", "state", "session", "llm.methods"},
     "llm.sampling": BASE | {"backends.cuda", "engine", "llm.folder_files"},
     "llm": ALL
     | {

@@ -294,8 +294,10 @@ def make_paged(
     for (window, batch, max_seq), types in groups.items():
         assert isinstance(batch, int)
         assert isinstance(max_seq, int)
-        columns = -(-max_seq // page_size)
-        count = batch * columns if pages is None else pages
+        longest = -(-max_seq // page_size)
+        # Pages of each sequence begin at 16 bytes, as kernels are compiled for.
+        columns = -(-longest // 4) * 4
+        count = batch * longest if pages is None else pages
         parts = [allocate(each.per_token, (), (count, page_size), coded, device) for each in types.values()]
         # One object for all layers: they know by it that they go through the same lengths.
         empty = SequenceLengths((0,) * batch, device)
