@@ -5,7 +5,8 @@
 
 `--bin` has llama-bench and llama-quantize of a build of llama.cpp for this machine. FOLDER holds the checkpoints that `bench/checkpoints.py` writes and
 the same weights as GGUF (both are written if absent). Two threads, batch 1, a prompt of 512 tokens, 64 new ones behind it. Each measurement
-runs in a process of its own; ours and theirs alternate, medians over all.
+runs in a process of its own; ours and theirs alternate, medians over all. Shares are of the speed at which memory is read in the same process, by what weights take
+that a token reads.
 
 `--prompt 8192` measures one long prompt instead: how fast it is read, once in each process, and the memory that ours takes for it besides weights and cache, beside that for 512 tokens.
 """
@@ -154,6 +155,13 @@ def short_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
                 speeds = median(mine, what), median(other, what)
                 row |= {f"{what} tok/s": speeds[0], f"llama.cpp {what} tok/s": speeds[1]}
                 row[f"{what} ratio"] = speeds[0] / speeds[1]
+            memory = median(mine, "read_gb_s")
+            theirs_gb_s = median(other, "decode") * files[ours].stat().st_size / 1e9
+            row |= {
+                "memory GB/s": memory,
+                "share of it": median(mine, "decode_share"),
+                "llama.cpp share": theirs_gb_s / memory,
+            }
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows

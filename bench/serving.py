@@ -198,7 +198,7 @@ def overhead(folder: Path, tokens: int = 200) -> None:
             ends.put(event.finish)
 
     with Engine(
-        llm, Limits(max_model_len=llm.context, pages=32 * 32, max_num_seqs=32, remembered=0)
+        llm, Limits(max_model_len=llm.context, pages=32 * 32, max_num_seqs=32, remembers=False)
     ) as engine:
         nothing = Nothing(llm.config.vocab_size)
         engine._runner.compute.session = nothing  # type: ignore[assignment]

@@ -109,7 +109,7 @@ def main() -> None:
     code = text[text.index(BEGIN) : text.index(END)]
     llm = nn.LLM.load(args.folder, quant=args.quant, extends=True)
     prompt = tokenizer.encode(code).ids
-    limits = Limits(max_model_len=4 * len(prompt), pages=len(prompt), remembered=0)
+    limits = Limits(max_model_len=4 * len(prompt), pages=len(prompt), remembers=False)
     rows = []
     for name, edit in EDITS.items():
         answer = tokenizer.encode(edit(code)).ids

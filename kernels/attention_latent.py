@@ -55,6 +55,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
@@ -163,7 +164,10 @@ def attention_latent_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_DR: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     latents_ptr = moved(latents_ptr, base_ptr, 0)
     # Blocks that read the same latents follow one another, those that see most of them first.
     split, sequence = tl.program_id(1), tl.program_id(2)
@@ -311,6 +315,7 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DV": padded(value_size),
             "BLOCK_DR": padded(size - value_size),
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

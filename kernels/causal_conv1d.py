@@ -30,6 +30,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.recurrence import DTYPES, require_shape, require_state, theirs
 from nnfront_kernels.tiles import cdiv
 
@@ -103,7 +104,10 @@ def causal_conv1d_kernel(
     SILU: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -189,7 +193,13 @@ def plan(
             **strides("w", weight, "c"),
             **strides("y", out, "bt"),
         },
-        constants={"WIDTH": width, "SILU": silu, "BLOCK_T": config.block_m, "BLOCK_C": config.block_n},
+        constants={
+            "WIDTH": width,
+            "SILU": silu,
+            "BLOCK_T": config.block_m,
+            "BLOCK_C": config.block_n,
+            "PDL": overlaps(arch),
+        },
         config=config,
         output=out,
         also=("after_ptr",),

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, empties, launcher, require_vector
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -67,7 +68,10 @@ def copy_rows_kernel(
     WRITES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     at = tl.load(at_ptr + row, mask=row < ROWS, other=-1)
@@ -127,7 +131,12 @@ def plan(
             "ROWS": count,
             "WIDTH": width,
         },
-        constants={"WRITES": writes, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n},
+        constants={
+            "WRITES": writes,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "PDL": overlaps(arch),
+        },
         config=config,
         output=rows,
     )

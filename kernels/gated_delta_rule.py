@@ -35,6 +35,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.recurrence import (
     DTYPES,
     block_of,
@@ -146,7 +147,10 @@ def gated_delta_rule_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     dk, dv = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside_k, inside_v = dk < SIZE_K, dv < SIZE_V
@@ -304,6 +308,7 @@ def plan(
             "CHUNK": config.block_m,
             "BLOCK_K": block_k,
             "BLOCK_V": block_v,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

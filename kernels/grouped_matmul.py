@@ -32,6 +32,7 @@ from nnfront_kernels.common import (
     require_matrix,
     taking,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.epilogue import Gate, finish_tile, halves
 from nnfront_kernels.moe_routing import Routing, most_tiles
 from nnfront_kernels.tiles import bucket, cdiv, shared_bytes
@@ -151,7 +152,10 @@ def grouped_matmul_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     OFFSET: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     # Tiles of one expert are neighbours: blocks that run together share its weight in L2.
     tile, pid_n = tile_at(tl.program_id(0), NUM_TILES, tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = tl.load(tiles_ptr + 2 * NUM_TILES + tile)
@@ -289,6 +293,7 @@ def plan(
             "GROUP_M": 8,
             "EVEN_K": k % config.block_k == 0,
             **epi.constants(),
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

@@ -4,9 +4,8 @@
 Shapes: x [M, K] 16-bit, packed w [N, K // 2] uint8 and scales [K // G, N] of any float dtype, zeros [K // G, N] uint8 or
 None for 8 everywhere, all as `quantized.py` makes them; G is 32, 64 or 128 and divides K. Epilogue as in `epilogue.py`.
 
-One step of the loop is one group. Nibbles become exact 16-bit integers in -8..7, are multiplied on the tensor cores, and
-the group's scale is applied to the float32 product: scaling the weights first would round each of them. A zero point
-adds (8 - zero) * sum(x over the group), also in float32.
+One step of the loop is one group. Nibbles less their zero point become exact 16-bit integers, are multiplied on the tensor cores, and
+the group's scale is applied to the float32 product: scaling the weights first would round each of them.
 """
 
 from __future__ import annotations
@@ -90,16 +89,14 @@ def shared_bytes(config: Config) -> int:
 
 
 def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
-    """What choose picks from. With zero points, summing x leaves too few registers for 128 rows, and in groups of 128 for fewer warps or smaller parts."""
-    if not shape.zero_points:
-        return KERNEL.configs[arch]
-    fewer = tuple(c for c in KERNEL.configs[arch] if c.block_m < 128)
-    if shape.group < 128:
-        return fewer
+    """What choose picks from. Zero points in groups of 128 take a few registers more, and on sm_90 with 32 rows more than eight warps have."""
+    configs = KERNEL.configs[arch]
+    if not shape.zero_points or shape.group < 128:
+        return configs
     if ARCHS[arch].family != "sm_90":
-        return tuple(replace(c, registers=max(c.registers, 176)) for c in fewer)
-    warps, registers = {16: 4, 32: 4, 64: 8}, {16: 128, 32: 224, 64: 255}
-    return tuple(replace(c, num_warps=warps[c.block_m], registers=registers[c.block_m]) for c in fewer)
+        return tuple(replace(c, registers=max(c.registers, 176)) for c in configs)
+    wider = {16: {"registers": 136}, 32: {"num_warps": 4, "registers": 224}}
+    return tuple(replace(c, **wider.get(c.block_m, {})) for c in configs)
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
@@ -155,6 +152,7 @@ def matmul_int4_kernel(
     scales_ptrs = scales_ptr + offs_n
     at = tl.minimum(first, num_groups - 1).to(tl.int64)
     scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+    zeros = None
     if zeros_ptr is not None:
         zeros_ptrs = zeros_ptr + offs_n
         zeros = tl.load(zeros_ptrs + at * stride_zg, mask=inside_n, other=8)
@@ -174,12 +172,10 @@ def matmul_int4_kernel(
             norm_rows = norm_ptr + g * GROUP + offs_k[None, :]
             x_first = weighted(x_first, norm_rows, None, True)
             x_second = weighted(x_second, norm_rows + HALF, None, True)
-        low, high = unpack(w, x_ptr.dtype.element_ty, LOP3, BLOCK_N, HALF)
+        low, high = unpack(w, zeros, x_ptr.dtype.element_ty, LOP3, BLOCK_N, HALF)
         product = tl.dot(x_first, low)
         product = tl.dot(x_second, high, product)
         if zeros_ptr is not None:
-            total = tl.sum(x_first.to(tl.float32), axis=1) + tl.sum(x_second.to(tl.float32), axis=1)
-            product += total[:, None] * (8.0 - zeros.to(tl.float32))[None, :]
             zeros = tl.load(zeros_ptrs + at * stride_zg, mask=inside_n, other=8)
         acc += product * scales.to(tl.float32)[None, :]
         scales = next_scales

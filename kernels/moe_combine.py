@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import WARP, Config, Kernel, Plan, empties, launcher, require_matrix
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -59,7 +60,10 @@ def moe_combine_kernel(
     TOP_K: tl.constexpr,
     E: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -106,7 +110,7 @@ def plan(
             "stride_em": experts.stride(0),
             "stride_ym": out.stride(0),
         },
-        constants={"TOP_K": top_k, "E": num_experts, "BLOCK": config.block_n},
+        constants={"TOP_K": top_k, "E": num_experts, "BLOCK": config.block_n, "PDL": overlaps(arch)},
         config=config,
         output=out,
     )

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, taking
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
 MOST_EXPERTS = 512
@@ -89,7 +90,10 @@ def count_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     chunk = tl.program_id(0)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     chosen = tl.load(experts_ptr + at, mask=at < SLOTS, other=-1)
@@ -111,7 +115,10 @@ def add_up_kernel(
     E: tl.constexpr,
     ALL_E: tl.constexpr,  # E, up to a power of two
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     expert = tl.arange(0, ALL_E)
     inside = expert < E
     before = tl.zeros((ALL_E,), dtype=tl.int32)
@@ -142,7 +149,10 @@ def place_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     chunk = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     at = chunk * CHUNK + lane
@@ -210,7 +220,8 @@ def launches(
     slots, tiles = ints(num_slots), ints(3, num_tiles)
     counts, before = ints(chunks, num_experts), ints(chunks, num_experts)
     sums = {"firsts_ptr": ints(num_experts), "ends_ptr": ints(num_experts), "totals_ptr": ints(num_experts)}
-    compare = {"E": num_experts, "BLOCK_E": min(all_experts, 64), "CHUNK": CHUNK}
+    waits = {"PDL": overlaps(arch)}
+    compare = {"E": num_experts, "BLOCK_E": min(all_experts, 64), "CHUNK": CHUNK, **waits}
     given = {"experts_ptr": experts, "SLOTS": num_slots}
     counting = {**given, "counts_ptr": counts}
     adding = {"counts_ptr": counts, "before_ptr": before, **sums, "num_chunks": chunks}
@@ -222,7 +233,7 @@ def launches(
         "tiles_ptr": tiles,
         "NUM_TILES": num_tiles,
     }
-    added = {"BLOCK_M": block_m, "E": num_experts, "ALL_E": all_experts, "ROWS": 4096 // all_experts}
+    added = {"BLOCK_M": block_m, "E": num_experts, "ALL_E": all_experts, "ROWS": 4096 // all_experts, **waits}
     placed, blocks = {"BLOCK_M": block_m, **compare}, max(chunks, cdiv(num_tiles, CHUNK))
     plans = (
         Plan(count_kernel, (chunks,), counting, compare, config, counts),

@@ -67,11 +67,11 @@ def rope_angles_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inv_freq = tl.load(inv_freq_ptr + pair, mask=pair < PAIRS, other=0.0)
-    wait_for_earlier(PDL)
-    let_next_start(PDL)
     position = tl.load(lengths_ptr + token // SEQ) + (token % SEQ).to(tl.int32)
     angle = position.to(tl.float32) * inv_freq
     cos, sin = cos_and_sin(angle)

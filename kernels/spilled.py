@@ -31,9 +31,11 @@ class Spill:
 
 
 SPILLED: dict[str, tuple[Spill, ...]] = {
-    "3.9": (Spill("matmul_int8", "sm_100", 32, group=32),),
+    "3.9": (
+        Spill("matmul_int4", "sm_90", 128, group=64, zero_points=True),
+        Spill("matmul_int8", "sm_100", 32, group=32),
+    ),
     "3.6": (
-        Spill("matmul_int4", "sm_90", 32, group=128, zero_points=True),
         Spill("matmul_int4", "sm_100", 64, group=32, zero_points=False),
         Spill("matmul_int4", "sm_100", 128, group=64, zero_points=False),
         Spill("matmul_int8", "sm_80", 16, group=64),

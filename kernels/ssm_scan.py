@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
     strides,
     taking,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.recurrence import (
     DTYPES,
     block_of,
@@ -130,7 +131,10 @@ def ssm_scan_kernel(
     CHUNK: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
     inside_p, inside_s = p < SIZE, s < STATES
@@ -259,6 +263,7 @@ def plan(
             "CHUNK": config.block_m,
             "BLOCK_P": block_p,
             "BLOCK_S": block_s,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

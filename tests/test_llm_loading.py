@@ -117,3 +117,16 @@ class TestBar:
         monkeypatch.setattr(sys, "stderr", Terminal())
         monkeypatch.setitem(sys.modules, "tqdm", None)
         assert bar.progress_bar("weights") is None
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_what_a_folder_holds_now_is_read_as_it_was_loaded(dtype: str | None) -> None:
+    llm = nn.LLM.load(FOLDER, dtype=dtype)
+    read = llm.read()
+    for name, value in llm.session.weights.items():
+        if name in read:
+            assert torch.equal(read[name], value), name
+    assert set(llm.session.update(read)) <= set(llm.session.weights)
+    golden = nn.LLM.load(Path(__file__).parent / "weights" / "golden" / "llama-1")
+    with pytest.raises(LoadError, match="is an artefact, whose weights are made already"):
+        golden.read()

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.methods", "llm.timings", "llm.hf_folder", "llm.lora"},
-    "engine": BASE | {"distributed", "state", "session", "llm.methods"},
+    "engine": BASE | {"backends", "backends.cuda", "distributed", "state", "session", "llm.methods"},
     "llm.sampling": BASE | {"backends.cuda", "engine", "llm.folder_files"},
     "llm": ALL
     | {
@@ -134,9 +134,11 @@ READ = [
 ]
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, name) for each import of this package in a file, those inside functions too; `from a import b` is a.b."""
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, name) of each import of this package in a file, those inside functions too; `from a import b` is a.b."""
     package = ("nnfront", *path.relative_to(ROOT).parts[:-1])
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -149,7 +151,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         for name in names:
             top, _, rest = name.partition(".")
             if top == "nnfront" and rest:
-                yield node.lineno, rest
+                found.append((node.lineno, rest))
+    return found
 
 
 def sources(folder: Path = ROOT) -> list[Path]:

@@ -27,7 +27,7 @@ print(extension.instructions(), len(llm.generate_ids(torch.tensor([[5, 6, 7]]), 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(extension.NATIVE is None, reason="no kernels in C")
 def test_a_wheel_runs_its_kernels_in_an_environment_of_its_own(tmp_path):
     def run(*command: str, cwd: Path) -> str:

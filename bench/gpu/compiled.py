@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code for the GPU's machine, compiled where there is none: of edge cases, full sizes, architectures and the model, each a file beside its facts.
+"""Machine code for the GPU's machine, compiled where there is none: of edge cases, full sizes, architectures, the runtime and the model, each a file beside its facts.
 
 bench/gpu.sh --compile [--arch sm_90] [--only KERNEL ...] [--dry]     # --dry: small sizes
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import architectures
+import model
+import runtime
 import torch
 from cases import edges, full, small
 from nnfront_kernels import KERNELS, ahead
@@ -27,13 +29,18 @@ from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for
 FOLDER = Path(__file__).resolve().parent / "kernels"
 
 
-def launcher(arch: str, folder: Path = FOLDER) -> Launcher | None:
-    """What launches the machine code of a folder on the GPU that is here; None if there is none for it."""
+def brought(arch: str, folder: Path = FOLDER) -> CompiledKernels | None:
+    """The machine code of a folder for a GPU; None if there is none."""
     cubins = [
         read_cubin(json.loads(facts.read_text()), facts.with_suffix(".cubin").read_bytes())
         for facts in sorted(folder.glob(f"{arch}/*.json"))
     ]
-    return launcher_for(CompiledKernels(arch, tuple(cubins)), torch.device("cuda", 0)) if cubins else None
+    return CompiledKernels(arch, tuple(cubins)) if cubins else None
+
+
+def launcher(kernels: CompiledKernels | None) -> Launcher | None:
+    """What launches them on the GPU that is here; None, and Triton launches, without any."""
+    return None if kernels is None else launcher_for(kernels, torch.device("cuda", 0))
 
 
 def write(facts: dict[str, Any], image: bytes, folder: Path) -> None:
@@ -57,14 +64,15 @@ class Keeping:
 
 
 def work(arch: str, names: Sequence[str], dry: bool) -> Iterator[tuple[Any, ...]]:
-    """What has plans: edge cases, full sizes and, with all kernels, architectures, as `one` takes them."""
+    """What has plans: edge cases, full sizes and, with all kernels, architectures and models, as `one` takes them."""
     accepted = [k.name for k in KERNELS if k.name in names and arch in k.configs]
     yield from (("edge", name, case) for name, case in edges(accepted))
     runs = [run for run in full(arch) if run.kernel in accepted]
     small_ones = dict.fromkeys(small(run, is_half) for run in runs for is_half in (False, True))
     yield from (("run", run) for run in (small_ones if dry else (*runs, *small_ones)))
     if set(names) == set(RECORDS):
-        yield from (("architecture", *model) for model in architectures.models(dry))
+        yield from (("architecture", *small_one) for small_one in architectures.models(dry))
+        yield from (("model", *program) for part in (model, runtime) for program in part.programs(dry))
 
 
 def one(arch: str, folder: Path, kind: str, *what: Any) -> None:
@@ -73,6 +81,9 @@ def one(arch: str, folder: Path, kind: str, *what: Any) -> None:
     with launched_by(keep):
         if kind == "architecture":
             for plan in architectures.plans(*what, arch):
+                keep(plan)
+        elif kind == "model":
+            for plan in model.plans(*what, arch).values():
                 keep(plan)
         elif kind == "edge":
             edge(*what, arch, "cpu")  # nothing is launched, so it is found to be wrong
@@ -98,11 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for case in work(options.arch, options.only, options.dry)
         ]
         failed = [str(job.exception()) for job in waiting if job.exception()]
-    if set(options.only) == set(RECORDS):
-        import model
-
-        for facts, image in model.machine_code(options.arch, options.dry):
-            write(facts, image, options.out)
     made = [*(options.out / options.arch).glob("*.cubin")]
     size = sum(file.stat().st_size for file in made)
     print(f"{len(made)} kernels for {options.arch}, {size / 1e6:.1f} MB in {options.out}")

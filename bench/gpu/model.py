@@ -30,8 +30,9 @@ from nnfront_models import llama
 from speed import Clock, ceilings
 
 import nnfront as nn
-from nnfront.backends.cuda.backend import CUDA
-from nnfront.compiler import Executable, TransformedWeights
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
+from nnfront.backends.cuda.ahead.enumerate_kernels import enumerate_plans
+from nnfront.compiler import Executable
 from nnfront.state.cache import Cache
 
 HERE = Path(__file__).resolve().parent
@@ -71,6 +72,7 @@ FULL = Sizes(
     32,
 )
 DRY = Sizes(SMALL, (5,), ((1, 3, None), (2, 3, NARROW)), 2)
+FIRST_TOKEN = {"batch": [1], "seq": [16], "max_seq": [32]}  # of first_token.py
 
 
 def compiled(config: llama.Config, quant: str | None, target: str) -> Executable:
@@ -96,10 +98,13 @@ def raw_weights(config: llama.Config) -> dict[str, torch.Tensor]:
     return made
 
 
-def on_device(executable: Executable, device: torch.device) -> nn.Session:
-    """A session over random weights in the form that its methods read, made on the device."""
+def on_device(
+    executable: Executable, device: torch.device, kernels: CompiledKernels | None = None
+) -> nn.Session:
+    """A session over random weights in the form that its methods read, made on the device; `kernels` are compiled already."""
     made: dict[str, dict[str, torch.Tensor]] = {"weight": {}, "transformed": {}}
-    wanted = {w.name: w for method in executable.program.methods.values() for w in method.weights}
+    methods = executable.program.methods.values()
+    wanted = {w.name: w for method in methods for w in method.weights}
     for name, weight in wanted.items():
         shape, dtype = [int(size) for size in weight.type.shape], getattr(torch, weight.type.dtype)
         if not dtype.is_floating_point:
@@ -111,7 +116,8 @@ def on_device(executable: Executable, device: torch.device) -> nn.Session:
         else:
             values = torch.randn(shape, dtype=dtype, device=device) / shape[-1] ** 0.5
         made[weight.role][name] = values
-    return executable.bind(TransformedWeights(made["transformed"]), made["weight"])
+    results = {method.transform: made["transformed"] for method in methods if method.transform}
+    return nn.Session(executable.program, made["weight"], results, ir=executable.source, kernels=kernels)
 
 
 def right(sizes: Sizes, quant: str | None, target: str) -> str | None:
@@ -250,17 +256,26 @@ def gap(wall: float, device: float | None) -> float | None:
     return None if device is None else (wall - device) * 1e3
 
 
-def first_token(session: nn.Session, label: str) -> dict[str, Any] | str:
-    """Save the session, and time a process that loads it and computes one token."""
+def first_token(
+    sizes: Sizes, quant: str, label: str, device: torch.device, brought: CompiledKernels | None
+) -> dict[str, Any] | str:
+    """Save a session, with the kernels that were brought along, and time a process that loads it and computes one token."""
+    executable, kernels = compiled(sizes.config, quant, "cuda"), None
+    if brought is not None:
+        executable = compiled(sizes.config, quant, f"cuda:{brought.arch}")
+        keys = plans(sizes.config, quant, FIRST_TOKEN, brought.arch)
+        kernels = CompiledKernels(brought.arch, tuple(c for c in brought.cubins if c.key in keys))
     with tempfile.TemporaryDirectory() as folder:
         artefact = Path(folder, "artefact")
-        session.save(artefact)
+        on_device(executable, device, kernels).save(artefact)
         command = [sys.executable, str(HERE / "first_token.py"), str(artefact)]
         environment = {**os.environ, "BENCH_START": str(time.time())}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         return done.stderr[-1500:]
-    return {"model": [{"who": label, "what": "first token", **json.loads(done.stdout.splitlines()[-1])}]}
+    row = json.loads(done.stdout.splitlines()[-1])
+    here = row.pop("compiled_here")
+    return {"model": [{"who": label, "what": "first token", **row}], "compiled_here": here}
 
 
 class Held:
@@ -318,7 +333,7 @@ def cases(options: Any) -> Iterator[Any]:
         if quant:  # the other form is 16 GB, which says how fast the disk is
             yield Case(
                 f"model {label} first token",
-                lambda quant=quant, who=who: first_token(held.session(quant), who),
+                lambda quant=quant, who=who: first_token(sizes, quant, who, held.device, options.brought),
             )
     yield from theirs(sizes, held)
 
@@ -361,20 +376,22 @@ def theirs(sizes: Sizes, held: Held) -> Iterator[Any]:
     yield Case("model transformers prefill", partial(if_there, prefill, sizes.prompts[0]))
 
 
-def machine_code(arch: str, dry: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The kernels that the model's calls launch: facts and code of each."""
+def programs(dry: bool) -> Iterator[tuple[llama.Config, str | None, dict[str, list[int]]]]:
+    """What is called, and with which sizes, as `plans` takes them."""
     sizes = DRY if dry else FULL
     # What is compared with the CPU has one layer and a prompt of its own.
     alone = dataclasses.replace(sizes.config, num_hidden_layers=1, vocab_size=1024)
-    lengths = sorted({1, min(sizes.prompts[0], 128), *sizes.prompts})
+    length = min(sizes.prompts[0], 128)
     rooms = {length + 4 * sizes.steps for _, length, _ in sizes.decodes}
-    for config in (alone, sizes.config):
-        for quant in (None, "int4"):
-            executable = compiled(config, quant, f"cuda:{arch}")
-            calls = {
-                "batch": sorted({1, 2, *(batch for batch, *_ in sizes.decodes)}),
-                "seq": lengths,
-                "max_seq": sorted({*rooms, *lengths}),
-            }
-            found = CUDA.compile_ahead(executable.program, {}, calls)
-            yield from ((cubin.fields(), cubin.image) for cubin in found.cubins)
+    for quant in (None, "int4"):
+        yield alone, quant, {"batch": [2], "seq": [1, length], "max_seq": [length + 2]}
+        yield sizes.config, quant, {"batch": [1], "seq": [*sizes.prompts], "max_seq": [*sizes.prompts]}
+        steps = {"batch": sorted({b for b, *_ in sizes.decodes}), "seq": [1], "max_seq": sorted(rooms)}
+        yield sizes.config, quant, steps | {"kv_bits": [0, 8]}
+    yield sizes.config, "int4", FIRST_TOKEN
+
+
+def plans(config: llama.Config, quant: str | None, calls: dict[str, list[int]], arch: str) -> dict[str, Any]:
+    """What calls launch, by key, found without a GPU."""
+    found: dict[str, Any] = enumerate_plans(compiled(config, quant, f"cuda:{arch}").program, {}, calls)[0]
+    return found

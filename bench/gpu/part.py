@@ -8,16 +8,19 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import compiled
 import torch
 from nnfront_kernels import KERNELS
-from nnfront_kernels.common import ARCHS, arch_of, launched_by
+from nnfront_kernels.common import ARCHS, arch_of
 from run import append
+
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
+from nnfront.backends.cuda.ahead.launcher import Launcher, launching
 
 Found = dict[str, Any]
 
@@ -32,13 +35,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, where."""
+    """What was asked for, where, and the machine code that was brought along."""
 
     dry: bool
     only: list[str]
     configs: bool
     deadline: float
     arch: str
+    brought: CompiledKernels | None = None
 
     @property
     def device(self) -> str:
@@ -101,8 +105,9 @@ def cases(part: str, options: Options) -> Iterable[Case]:
     return model.cases(options)
 
 
-def run(part: str, file: Path, skip: int, options: Options) -> None:
-    """Look at the cases behind the first `skip` as long as there is time."""
+def run(part: str, file: Path, skip: int, options: Options, launcher: Launcher | None = None) -> None:
+    """Look at the cases behind the first `skip` as long as there is time; say what the launcher had to compile for each."""
+    known: set[str] = set()
     for index, case in enumerate(cases(part, options)):
         if index < skip:
             continue
@@ -118,8 +123,13 @@ def run(part: str, file: Path, skip: int, options: Options) -> None:
             found = f"{type(error).__name__}: {error} ({where})"
         if isinstance(found, str):
             found = {"wrong": [{"case": case.label, "why": found}]}
-        append(file, {"ended": case.label, "seconds": time.monotonic() - started, **(found or {})})
-        if (found or {}).get("wrong") and not is_alive(options.device):
+        found = found or {}
+        here = {} if launcher is None else launcher.compiled_here
+        new = {key: here[key] for key in here.keys() - known} | found.get("compiled_here", {})
+        known |= new.keys()
+        seconds = time.monotonic() - started
+        append(file, {"ended": case.label, "seconds": seconds, **found, "compiled_here": new})
+        if found.get("wrong") and not is_alive(options.device):
             os._exit(3)  # after a fault each call of this process would fail
 
 
@@ -129,14 +139,6 @@ def is_alive(device: str) -> bool:
         return device == "cpu" or torch.cuda.synchronize() is None
     except RuntimeError:
         return False
-
-
-def launching(arch: str, dry: bool) -> AbstractContextManager[object]:
-    """Launch the machine code that was brought along, if there is any for this GPU."""
-    import compiled
-
-    launcher = None if dry else compiled.launcher(arch)
-    return nullcontext() if launcher is None else launched_by(launcher)
 
 
 def main() -> None:
@@ -153,9 +155,13 @@ def main() -> None:
     if arch not in ARCHS:
         raise SystemExit(f"no kernels for {arch}: they are for {', '.join(ARCHS)}")
     deadline = time.monotonic() + given.seconds
-    options = Options(given.dry, given.only, given.configs, deadline, arch)
-    with launching(arch, given.dry):
-        run(given.part, given.file, given.skip, options)
+    kernels = None if given.dry else compiled.brought(arch)
+    launcher = compiled.launcher(kernels)
+    if not given.dry and kernels is None:
+        append(given.file, {"compiled_here": {"all": f"no machine code for {arch} was brought along"}})
+    options = Options(given.dry, given.only, given.configs, deadline, arch, kernels)
+    with launching(launcher):
+        run(given.part, given.file, given.skip, options, launcher)
 
 
 if __name__ == "__main__":

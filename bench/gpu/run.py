@@ -3,8 +3,8 @@
 
 Parts that time nothing run at the same time, before the others, which have the GPU to themselves.
 
-A part writes a line of JSON when a case begins and one when it ends. A process that ends in the middle of a case, or says nothing for too
-long, is begun again behind that case.
+A part writes a line of JSON when a case begins and one when it ends, and what it printed at its end. A process that ends in the middle of a
+case, or behind one after which the device takes no more work, or that says nothing for too long, is begun again behind that case.
 """
 
 from __future__ import annotations
@@ -49,21 +49,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     out = Path(options.out or os.environ.get("OUT") or ROOT / "bench" / "results" / "gpu")
     out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"machine": machine(options.dry), "ceilings": {}, "parts": {}}
+    results: dict[str, Any] = {
+        "machine": machine(options.dry),
+        "ceilings": {},
+        "parts": {},
+        "compiled_here": {},
+    }
     results |= {kind: [] for kind in KINDS}
     for parts in turns(options.parts):
         started = time.monotonic()
         with ThreadPoolExecutor(len(parts)) as pool:
             running = {pool.submit(run_part, part, options, out): part for part in parts}
             for ended in as_completed(running):
+                part, seconds, here = running[ended], time.monotonic() - started, {}
                 for line in ended.result():
                     gather(line, results)
-                part, seconds = running[ended], time.monotonic() - started
+                    here |= line.get("compiled_here", {})
+                results["compiled_here"][part] = here
                 results["parts"][part] = round(seconds, 1)
                 (out / f"call_{'_'.join(options.parts)}.json").write_text(
                     json.dumps(results, indent=1) + "\n"
                 )
-                print(f"{part}: {seconds:.0f} s", flush=True)
+                why = f", {len(here)} kernels compiled here: {next(iter(here.values()))}" if here else ""
+                print(f"{part}: {seconds:.0f} s{why}", flush=True)
     if results["rows"]:
         print(table(results))
     if results["model"]:
@@ -107,15 +115,20 @@ def run_part(part: str, options: argparse.Namespace, out: Path) -> list[dict[str
         why = watched(command, file, log, deadline + GRACE, silence)
         if why is None:
             break
-        case = unfinished(file)
-        told = {
-            "case": f"{part} {case or 'before its first case'}",
-            "why": f"{why}\n{tail(log)}",
-        }
-        append(file, {"ended": case, "wrong": [told]})
-        if case is None or time.monotonic() > deadline:
+        case, is_stuck = unfinished(file), begun(file) == begun_before
+        if is_stuck or not has_told(file):
+            told = {
+                "case": f"{part} {case or 'before its next case'}",
+                "why": f"{why}\n{printed(log)[-1500:]}",
+            }
+            append(file, {"ended": case, "wrong": [told]})
+        if is_stuck or time.monotonic() > deadline:
             break
-    return [line for line in read(file) if "begun" not in line]
+    found = [line for line in read(file) if "begun" not in line]
+    if said := printed(log):
+        append(file, {"printed": said})
+    log.unlink()  # so that the files of a call are few
+    return found
 
 
 def watched(command: Sequence[str], file: Path, log: Path, deadline: float, silence: float) -> str | None:
@@ -160,8 +173,14 @@ def unfinished(file: Path) -> str | None:
     return lines[-1].get("begun") if lines else None
 
 
-def tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-1500:]
+def has_told(file: Path) -> bool:
+    """Whether the last case has ended, and said what was wrong: a process that ends then has seen that the device takes no more work."""
+    lines = read(file)
+    return bool(lines and lines[-1].get("wrong"))
+
+
+def printed(log: Path) -> str:
+    return log.read_text(errors="replace")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront.backends.cuda import attention as cuda_attention
 from nnfront.backends.cuda import graph_capture
+from nnfront.backends.cuda.independent_rows import BATCHES, TOKENS
 from nnfront.backends.cuda.upload import Upload, link_to
 from nnfront.errors import RunError
 from nnfront.memory.allocations import Meter
@@ -47,6 +48,12 @@ LARGE = dataclasses.replace(
     vocab_size=128256,
     max_position_embeddings=8192,
 )
+# Of decoding: sequences, tokens of the first prompt, and steps. Of memory: room of a cache, sequences of one that fits, and tokens of its prompts.
+DECODE, MEMORY = (3, 120, 40), (2048, 64, 512)
+DRY_DECODE, DRY_MEMORY = (1, 2, 4), (64, 4, 60)
+SHORTER = 3  # each prompt than the one before
+PLANNED = 4  # sequences of a call whose memory is compared with its plan
+PAGE = 16
 
 
 def looked(look: Callable[..., None]) -> dict[str, Any]:
@@ -68,13 +75,28 @@ def cases(options: Any) -> Iterator[Any]:
 
     made = functools.cache(partial(sessions, options.dry))
     looks: dict[str, Callable[..., None]] = {"upload": partial(upload, options.dry)}
-    for page_size in (16,) if options.dry else (None, 16):
+    for page_size in (PAGE,) if options.dry else (None, PAGE):
         looks[f"decode, pages {page_size}"] = lambda check, page_size=page_size: decode(
             *made(), page_size, options.dry, check
         )
     looks["memory"] = lambda check: memory(made()[1], options.dry, check)
     for label, look in looks.items():
         yield Case(f"runtime {label}", partial(looked, look))
+
+
+def programs(dry: bool) -> Iterator[tuple[llama.Config, str | None, dict[str, list[int]]]]:
+    """What is called, and with which sizes, as `model.plans` takes them."""
+    config = SMALL if dry else LARGE
+    batch, prompt, steps = DRY_DECODE if dry else DECODE
+    prompts = [prompt - SHORTER * i for i in range(batch)]
+    padded = [to for to in TOKENS if to >= prompt][:1]
+    room, pages = {"max_seq": [prompt + steps]}, {"page_size": [0, PAGE]}
+    yield config, None, {"batch": [1], "seq": sorted({*prompts, *padded}), **room, **pages}
+    rows = sorted({batch, *[to for to in BATCHES if to >= batch][:1]})
+    yield config, None, {"batch": rows, "seq": [1], **room, **pages}
+    long, batch, prompt = DRY_MEMORY if dry else MEMORY
+    yield config, None, {"batch": [PLANNED], "seq": [1, long // 2], "max_seq": [long]}
+    yield config, None, {"batch": [batch], "seq": [prompt], "max_seq": [4 * long], "page_size": [PAGE]}
 
 
 def upload(dry: bool, check: Callable[..., None]) -> None:
@@ -136,12 +158,12 @@ def decode(
 ) -> None:
     """Sequences of different lengths, from before the end of a length class to behind it."""
     kind = "contiguous" if page_size is None else f"pages of {page_size}"
-    batch, prompt, steps = (1, 2, 4) if dry else (3, 120, 40)
+    batch, prompt, steps = DRY_DECODE if dry else DECODE
     sizes: dict[str, Any] = {"batch": batch, "max_seq": prompt + steps, "page_size": page_size}
     caches = [session.make_cache(**sizes) for session in (one, other)]
     device = other.device
     for i in range(batch):
-        ids = torch.randint(0, 250, (1, prompt - 3 * i), device=device)
+        ids = torch.randint(0, 250, (1, prompt - SHORTER * i), device=device)
         for session, cache in zip((one, other), caches, strict=True):
             session["prefill"](ids, cache.rows(i))
     token = torch.randint(0, 250, (batch, 1), device=device)
@@ -208,11 +230,13 @@ def little_memory(dry: bool) -> Iterator[None]:
 
 def memory(session: Session, dry: bool, check: Callable[..., None]) -> None:
     """Plans against what torch's allocator gives out; a cache that fits, with its calls; one that does not."""
-    long, batch, rows = (64, 4, 60) if dry else (2048, 64, 512)
-    sizes = {"batch": 4, "max_seq": long}
+    long, batch, rows = DRY_MEMORY if dry else MEMORY
+    sizes = {"batch": PLANNED, "max_seq": long}
     cache = session.make_cache(**sizes)
     for name, seq in (("prefill", long // 2), ("decode", 1)):
-        call = partial(session[name], torch.zeros(4, seq, dtype=torch.int64, device=session.device), cache)
+        call = partial(
+            session[name], torch.zeros(PLANNED, seq, dtype=torch.int64, device=session.device), cache
+        )
         call()
         cache.reset()
         taken = taken_by(call, dry)
@@ -224,7 +248,7 @@ def memory(session: Session, dry: bool, check: Callable[..., None]) -> None:
     with little_memory(dry):
         torch.cuda.empty_cache()
         large = session.make_cache(
-            batch=batch, max_seq=4 * long, page_size=16, pages="fit", calls={"seq": rows}
+            batch=batch, max_seq=4 * long, page_size=PAGE, pages="fit", calls={"seq": rows}
         )
         with launched_by(lambda plan: None) if dry else nullcontext():
             session["prefill"](torch.zeros(batch, rows, dtype=torch.int64, device=session.device), large)

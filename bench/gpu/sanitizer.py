@@ -44,13 +44,15 @@ def fault(dry: bool) -> None:
 def edges(every: int, names: list[str], dry: bool) -> None:
     """Run some of the edge cases; without a GPU a few of them, in the interpreter. Results are checked elsewhere."""
     from cases import edges as all_edges
+    from compiled import brought, launcher
     from nnfront_kernels.common import arch_of
-    from part import launching
     from right import edge
+
+    from nnfront.backends.cuda.ahead.launcher import launching
 
     arch, device = ("sm_90", "cpu") if dry else (arch_of(torch.device("cuda", 0)), "cuda")
     found = [(name, case) for name, case in all_edges(names) if not dry or case.dtype == "float16"]
-    with launching(arch, dry):
+    with launching(launcher(None if dry else brought(arch))):
         for name, case in found[:: max(len(found) // 3, 1) if dry else every]:
             print(name, case, edge(name, case, arch, device))
 

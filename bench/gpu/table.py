@@ -14,7 +14,7 @@ def table(results: dict[str, Any]) -> str:
         "| kernel | shape | config | µs | TFLOP/s | GB/s | of copy | torch µs | of torch |",
         "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    lines += [_line(row, results["ceilings"]["copy_gb_s"]) for row in results["rows"]]
+    lines += [_line(row, results["ceilings"].get("copy_gb_s")) for row in results["rows"]]
     return "\n".join(lines)
 
 
@@ -49,7 +49,7 @@ def shown(shape: dict[str, Any]) -> str:
     return " ".join(name if value is True else f"{name}={value}" for name, value in shape.items() if value)
 
 
-def _line(row: dict[str, Any], copy_gb_s: float) -> str:
+def _line(row: dict[str, Any], copy_gb_s: float | None) -> str:
     c = row["config"]
     tile = (
         f"{c['block_m']}x{c['block_n']}x{c['block_k']} w{c['num_warps']} s{c['num_stages']} k{c['split_k']}"
@@ -62,7 +62,7 @@ def _line(row: dict[str, Any], copy_gb_s: float) -> str:
         f"{row['us']:.1f}",
         f"{row['tflop_s']:.1f}",
         f"{row['gb_s']:,.0f}",
-        f"{row['gb_s'] / copy_gb_s:.0%}",
+        "" if copy_gb_s is None else f"{row['gb_s'] / copy_gb_s:.0%}",
         "" if versus is None else f"{versus:.1f} {row['versus'].removeprefix('torch').strip()}".strip(),
         "" if versus is None else f"{versus / max(row['us'], 1e-9):.0%}",
     ]

@@ -74,10 +74,12 @@ else:
     for _ in range(3):
         token = session["decode"](token, cache)[:, -1:].argmax(-1)
     peak = peak_mib()
-    prefill, decode, shares = [], [], []
+    prefill, decode, shares, speeds = [], [], [], []
     words = torch.ones(2**26)
     matrix, vector = torch.ones((2**14, 2**13), dtype=torch.bfloat16), torch.ones(2**13, dtype=torch.bfloat16)
-    weights = os.path.getsize(f"{folder}/model.safetensors") / 1e9
+    weights = (
+        sum(w.nbytes for w in session.weights.values()) / 1e9
+    )  # a head that is the embedding as well is one of them
     for _ in range(REPEATS):
         cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
         start = time.perf_counter()
@@ -87,12 +89,14 @@ else:
         for _ in range(NEW):
             token = session["decode"](token, cache)[:, -1:].argmax(-1)
         decode.append(NEW / (time.perf_counter() - start))
-        shares.append(decode[-1] * weights / ((before + read_gb_s()) / 2))
+        speeds.append((before + read_gb_s()) / 2)
+        shares.append(decode[-1] * weights / speeds[-1])
     # The peak is taken before anything is made to measure the bandwidth with.
     result |= {
         "prefill": sorted(prefill),
         "decode": sorted(decode),
         "decode_share": sorted(shares),
+        "read_gb_s": sorted(speeds),
         "peak_mib": peak,
         "weights_mib": sum(w.nbytes for w in session.weights.values()) / 2**20,
     }

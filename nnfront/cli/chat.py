@@ -60,7 +60,6 @@ def main(args: argparse.Namespace) -> int:
         max_num_seqs=1,
         chunk=TURN_TOKENS,
         step_tokens=TURN_TOKENS,
-        remembered=2,
         reuse_answers=True,
     )
     if sys.stdin.isatty():

@@ -7,6 +7,7 @@ from nnfront.engine.params import Params
 from nnfront.engine.schedule import Limits
 from nnfront.serve.app import app
 from nnfront.serve.chat import template_of
+from nnfront.serve.connections import protocol
 from nnfront.serve.embedding import embedding_app
 from nnfront.serve.engine import Engine, compute_of
 from nnfront.serve.talk import Talk
@@ -19,6 +20,7 @@ __all__ = [
     "app",
     "compute_of",
     "embedding_app",
+    "protocol",
     "template_of",
     "uvicorn",
 ]

@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,10 @@ KEEP_ALIVE_SECONDS = 75
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_serving_arguments(parser)
+    parser.add_argument(
+        "--max-connections", type=int, default=800, metavar="N",
+        help="open connections; one more closes that which has been without a request for longest; default 800",
+    )  # fmt: skip
     loading.add_ranks_argument(parser)
 
 
@@ -110,15 +116,40 @@ def main(args: argparse.Namespace) -> int:
         return _serve_encoder(args, parts)
     llm, limits = loaded(args)
     if not llm.ranks.is_first:
-        for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends in order, and lets this one know
+        for each in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGUSR1,
+        ):  # rank 0 ends in order, and lets this one know
             signal.signal(each, signal.SIG_IGN)
         parts.compute_of(llm, limits).follow()
         return 0
     engine, served = application(args, llm, limits)
     with engine:
+        _follow_the_folder(engine)
         _listen(args, parts, served)
         engine.close(drain=True)
     return 0
+
+
+def _follow_the_folder(engine: Engine) -> None:
+    """On SIGUSR1 take the weights that the model's folder holds then, while requests run. What is wrong with them is said, and changes nothing.
+
+    Not on SIGHUP, which says that a terminal has gone as well.
+    """
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def follow() -> None:
+        while True:
+            asked.get()
+            try:
+                engine.update(engine.llm.read())
+                print("serving the weights that the folder holds now", file=sys.stderr)
+            except Exception as error:  # whatever it is, the weights that are there are as good as before
+                print(f"the weights stay as they are: {error}", file=sys.stderr)
+
+    threading.Thread(target=follow, name="nnfront-weights", daemon=True).start()
+    signal.signal(signal.SIGUSR1, lambda number, _: asked.put(number))
 
 
 def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
@@ -186,7 +217,12 @@ def _listen(args: argparse.Namespace, parts: Any, served: Any) -> None:
     """Answer requests until a signal says that it is enough, and those that run."""
     # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    more = {"log_level": "info", "access_log": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
+    more: dict[str, Any] = {
+        "log_level": "info",
+        "access_log": False,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+    }
+    more["http"] = parts.protocol(args.max_connections)
     parts.uvicorn.run(served, host=args.host, port=args.port, **more)
 
 

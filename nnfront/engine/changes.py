@@ -29,7 +29,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """Keep the first tokens of a sequence in the cache for others to begin with: it does not go on."""
+    """Keep the first tokens of a sequence in the cache for others to begin with: it does not go on. Of one that is kept already, keep no more than these."""
 
     sequence: int
     length: int

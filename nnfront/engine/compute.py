@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from itertools import accumulate, chain
-from typing import NamedTuple
+from itertools import accumulate, chain, islice
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from nnfront.backends.device import sent
 from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.changes import Change
+from nnfront.engine.likely import Row
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Limits
 from nnfront.engine.speculate import MOST_GUESSED
@@ -34,13 +34,23 @@ class Work(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What came of one call: which sequences it was for, the logits that it gives of each, 1 row of [vocab] or more, how long it took,
+    """What came of one call: which sequences it was for, what is taken of the logits that it gives of each, 1 row of [vocab] or more, how long it took,
     and what the model's head read of each token, if that was wanted: [sequences, tokens, hidden_size]."""
 
     sequences: Sequence[int]
-    logits: Sequence[Sequence[npt.NDArray[np.float32]]]
+    rows: Sequence[Sequence[Row | int]]
     seconds: float
     hidden: torch.Tensor | None
+
+
+Counts: TypeAlias = Sequence[tuple[int, int]]
+"""Numbers of sequences, one may be there twice, and how many rows each has."""
+Take: TypeAlias = Callable[[Counts, torch.Tensor], list[Row | int]]
+"""Take of the logits [rows, vocab] of sequences what is wanted of each row."""
+
+
+def _take_nothing(counts: Counts, logits: torch.Tensor) -> list[Row | int]:
+    return [-1] * len(logits)
 
 
 class Compute:
@@ -89,19 +99,25 @@ class Compute:
         return self._ranks.world == 1 and not self.session.backend.captures
 
     def run(
-        self, work: Work, between: Callable[[], None] | None = None, beside: Sequence[int] = ()
+        self,
+        work: Work,
+        between: Callable[[], None] | None = None,
+        beside: Sequence[int] = (),
+        take: Take = _take_nothing,
     ) -> Iterator[Computed]:
-        """Compute a step, call by call. On rank 0; other ranks compute their part of it.
+        """Compute a step, call by call. On rank 0; other ranks compute their part of it. `take`: what the host takes of logits.
 
         `between`: what is done between the steps of a call for tokens of a prompt, which may compute tokens of the sequences `beside`, in `set_aside`.
         With several ranks an error ends the process, and so all of them: one that has gone on waits for those that have not.
         """
         if self._ranks.world == 1:
-            yield from self._run(work, between, beside)
+            yield from self._run(work, between, beside, take)
             return
         try:
             self._ranks.from_first(work)
-            computed = list(self._run(work))  # whatever becomes of it here, others compute all of it
+            computed = list(
+                self._run(work, take=take)
+            )  # whatever becomes of it here, others compute all of it
         except Exception as error:
             end_with(error)
         yield from computed
@@ -121,17 +137,21 @@ class Compute:
         return set_aside(self.pool.cache.use)
 
     def _run(
-        self, work: Work, between: Callable[[], None] | None = None, beside: Sequence[int] = ()
+        self,
+        work: Work,
+        between: Callable[[], None] | None = None,
+        beside: Sequence[int] = (),
+        take: Take = _take_nothing,
     ) -> Iterator[Computed]:
         self.pool.apply(work.changes)
         if self.packs:
             if work.decode or work.chunks:
-                yield self._packed(work)
+                yield self._packed(work, take)
             return
         for number, chunk in work.chunks:
             self.pool.keep_apart(beside, self.decode_rows)
             with between_steps(between):
-                computed = self._call("prefill", [number], [chunk], self.pool.row(number))
+                computed = self._call("prefill", [number], [chunk], self.pool.row(number), take)
             yield computed
         width = max(map(len, work.decode.values()), default=1)
         method = "decode" if width == 1 else EXTEND
@@ -139,9 +159,10 @@ class Compute:
             if width > 1:
                 # What was guessed may be wrong, and is cut off before anything else is computed that would let a window drop more.
                 self.pool.save(numbers)
-            yield self._call(method, numbers, [work.decode.get(n, [0] * width) for n in numbers], rows)
+            tokens = [work.decode.get(n, [0] * width) for n in numbers]
+            yield self._call(method, numbers, tokens, rows, take)
 
-    def _packed(self, work: Work) -> Computed:
+    def _packed(self, work: Work, take: Take) -> Computed:
         """All in one call: of answers the logits of each token, of prompts of the last one."""
         began = time.perf_counter()
         chunks = dict(work.chunks)
@@ -152,22 +173,30 @@ class Compute:
         rows = self.pool.token_rows({n: len(each) for n, each in tokens.items()})
         device = self.session.device
         logits = self.session[STEP](
-            torch.tensor([*chain(*tokens.values())], device=device)[:, None],
+            sent([*chain(*tokens.values())], torch.int64, device)[:, None],
             rows,
-            torch.tensor([*chain(*wanted)], device=device),
+            sent([*chain(*wanted)], torch.int64, device),
         )
-        seconds = time.perf_counter() - began
-        each = logits[:, 0].cpu().split([len(rows) for rows in wanted])
-        return Computed([*tokens], [list(x.numpy()) for x in each], seconds, None)
+        counts = [(number, len(rows)) for number, rows in zip(tokens, wanted, strict=True)]
+        found = _of_each(take, counts, logits[:, 0])
+        return Computed([*tokens], found, time.perf_counter() - began, None)
 
-    def _call(self, method: str, sequences: Sequence[int], tokens: list[list[int]], rows: Cache) -> Computed:
+    def _call(
+        self, method: str, sequences: Sequence[int], tokens: list[list[int]], rows: Cache, take: Take
+    ) -> Computed:
         began = time.perf_counter()
         compute = self.session[WITH_HIDDEN[method] if self.gives_hidden else method]
         device = self.session.device
         chosen = [*map(self.pool.adapter, sequences)] if self._has_adapters else None
-        more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
-        result = compute(torch.tensor(tokens, device=device), rows, *more)
+        more = [] if chosen is None else [sent(chosen, torch.int32, device)]
+        result = compute(sent(tokens, torch.int64, device), rows, *more)
         logits, hidden = result if self.gives_hidden else (result, None)
-        seconds = time.perf_counter() - began
         wanted = logits[:, -1:] if method == "prefill" else logits
-        return Computed(sequences, [*map(list, wanted.cpu().numpy())], seconds, hidden)
+        found = _of_each(take, [(number, wanted.shape[1]) for number in sequences], wanted.flatten(0, 1))
+        return Computed(sequences, found, time.perf_counter() - began, hidden)
+
+
+def _of_each(take: Take, counts: Counts, logits: torch.Tensor) -> list[list[Row | int]]:
+    """What is taken of the logits [rows, vocab] of sequences, of each so many."""
+    rows = iter(take(counts, logits))
+    return [[*islice(rows, count)] for _, count in counts]

@@ -2,7 +2,7 @@
 """Choose the next token of one request from its logits, with nothing that another request has a part in.
 
 The number that decides a draw is a function of the request's seed and of how many tokens it has drawn before. Each row is worked on alone, so
-its sums have one order, whoever its neighbours are. The order of steps: penalties, the repetition penalty first, and the bias; temperature, top-k, top-p and
+its sums have one order, whoever its neighbours are. A kernel that draws for a request (`taken`) has other numbers, of the same seed and count. The order of steps: penalties, the repetition penalty first, and the bias; temperature, top-k, top-p and
 min-p, as transformers applies them.
 """
 
@@ -12,6 +12,8 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,8 @@ from nnfront.engine.likely import Row, Tokens, Wide, drawn, largest, nucleus, we
 from nnfront.engine.params import Params
 from nnfront.errors import RunError
 
+COLDEST = 1e-4
+"""From this temperature on a kernel draws: by less logits may be divided to infinity."""
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _ADDED: Row = np.where(_BITS, np.float32(0), np.float32(-np.inf))
 """What a byte of a mask adds to the scores of its eight tokens: a mask is looked up, as a choice for each token takes ten times as long."""
@@ -33,25 +37,44 @@ class Logprobs:
     top: tuple[tuple[int, float], ...]
 
 
+class Way(NamedTuple):
+    """How tokens are drawn, as a kernel has it."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+
+
 class Draw:
     """The draws of one request: `prompt` are the tokens that it was given, `ends` those that it must not draw before `min_tokens`."""
 
     def __init__(self, params: Params, prompt: Sequence[int], ends: Sequence[int] = ()) -> None:
         self.params = params
-        self._seed = (secrets.randbits(64) if params.seed is None else params.seed) % (1 << 128)
+        self.seed = (secrets.randbits(64) if params.seed is None else params.seed) % (1 << 128)
         self._counts: Counter[int] = Counter()
         self._seen = set(prompt) if params.repetition_penalty != 1 else set()
         self._ends = sorted({*ends, *params.stop_tokens}) if params.min_tokens else []
         self.drawn = 0
 
-    def __call__(self, logits: Row) -> int:
-        """Return the next token: float32 [vocab] to an int. Raises RunError for logits that no token can be drawn from."""
-        scores = self._scores(logits)
-        token = int(scores.argmax())  # the first of equals, and NaN before all
-        if not np.isfinite(scores[token]):
+    @cached_property
+    def way(self) -> Way | None:
+        """How a kernel draws for the request; None if it says of the tokens what only the host knows, or a temperature by which a kernel cannot divide."""
+        p = self.params
+        is_plain = (
+            p.grammar is None
+            and p.logprobs is None
+            and not (p.logit_bias or p.min_tokens or p.presence_penalty or p.frequency_penalty)
+            and p.repetition_penalty == 1
+            and (p.temperature == 0 or p.temperature >= COLDEST)
+        )
+        return Way(p.temperature, p.top_k, p.top_p, p.min_p) if is_plain else None
+
+    def __call__(self, logits: Row | int) -> int:
+        """Return the next token: float32 [vocab] to an int, or one that a kernel has drawn, -1 for none. Raises RunError for logits that no token can be drawn from."""
+        token = logits if isinstance(logits, int) else self._token(self._scores(logits))
+        if token < 0:
             raise no_token()
-        if self.params.temperature != 0:
-            token = self._drawn(scores)
         self._took(token)
         return token
 
@@ -71,10 +94,10 @@ class Draw:
         """Whether the request's grammar has come to its end."""
         return self.params.grammar is not None and self.params.grammar.is_over
 
-    def logprobs(self, logits: Row, token: int) -> Logprobs | None:
+    def logprobs(self, logits: Row | int, token: int) -> Logprobs | None:
         """What the request wants to know of a token that was drawn from these logits."""
         count = self.params.logprobs
-        if count is None:
+        if count is None or isinstance(logits, int):
             return None
         total = float(logits.max()) + float(np.log(weights(logits, 1.0).sum()))
         likeliest = largest(logits, count) if count else np.empty(0, np.int64)
@@ -112,9 +135,16 @@ class Draw:
             _forbid(changed, p.grammar.allowed(len(changed)))
         return changed
 
+    def _token(self, scores: Row) -> int:
+        """The next token, -1 if there is none."""
+        token = int(scores.argmax())  # the first of equals, and NaN before all
+        if not np.isfinite(scores[token]):
+            return -1
+        return self._drawn(scores) if self.params.temperature else token
+
     def _drawn(self, scores: Row) -> int:
         # A generator whose state is the key and the counter: no draw leaves anything to the next.
-        number = np.random.Generator(np.random.Philox(key=self._seed, counter=self.drawn)).random()
+        number = np.random.Generator(np.random.Philox(key=self.seed, counter=self.drawn)).random()
         tokens, likely = self._weights(scores)
         at = drawn(likely, number)
         return at if tokens is None else int(tokens[at])

@@ -8,6 +8,7 @@ the same in the same order, so that a plan made with it never finds the cache ou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -41,6 +42,10 @@ class Pages:
     def length(self, sequence: int) -> int:
         """How many tokens of a sequence have a place."""
         return self._held[sequence].length
+
+    def held_by(self, sequences: Iterable[int]) -> int:
+        """How many pages some sequences hold together, as far as there are such."""
+        return len({page for each in sequences if each in self._held for page in self._held[each].pages})
 
     def of(self, length: int) -> int:
         """How many pages so many tokens need."""

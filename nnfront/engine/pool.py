@@ -129,6 +129,9 @@ class Pool:
                 case Cut(sequence, length):
                     self._go_back(sequence, length)
                 case Remember(sequence, length):
+                    if (held := self._held.get(sequence)) is not None:
+                        self._held[sequence] = held.cut(length)
+                        continue
                     self._held[sequence] = self._paged(self.row(sequence)).hold(length)
                     self._give_back(sequence)
                 case Drop(sequence):

@@ -76,15 +76,15 @@ class Prefixes:
             self._saved.move_to_end(found.states)
         return found
 
-    def save(self, sequence: int, length: int) -> tuple[int | None, list[int]]:
-        """Number the states behind the first `length` tokens of a sequence, if they are to be saved; and the numbers of those that give way."""
-        if not self.snapshots or not 0 < length <= self.length(sequence):
-            return None, []
-        block = self._ends[sequence][1][length // self.grain - 1]
-        if block.states is not None:
-            self._saved.move_to_end(block.states)
-            return None, []
-        gone = []
+    def lacks_states(self, sequence: int, length: int) -> bool:
+        """Whether the states behind the first `length` tokens of a sequence are to be saved."""
+        is_known = 0 < length <= self.length(sequence)
+        return bool(self.snapshots) and is_known and self._block(sequence, length).states is None
+
+    def save(self, sequence: int, length: int) -> tuple[int, list[int]]:
+        """Number the states behind the first `length` tokens of a sequence, which it lacks; and the numbers of those that give way."""
+        assert self.snapshots
+        block, gone = self._block(sequence, length), []
         while len(self._saved) >= self.snapshots:
             number, other = self._saved.popitem(last=False)
             other.states = None
@@ -92,6 +92,9 @@ class Prefixes:
         block.states = next(self._numbers)
         self._saved[block.states] = block
         return block.states, gone
+
+    def _block(self, sequence: int, length: int) -> _Block:
+        return self._ends[sequence][1][length // self.grain - 1]
 
     def forget_states(self, but: int | None = None) -> list[int]:
         """The number of the states that were used least recently, which give way, if there are others than one."""
@@ -108,17 +111,20 @@ class Prefixes:
                 if other != sequence and self._ends[other][1][-1] is block:
                     yield other
 
-    def remove(self, sequence: int) -> list[int]:
-        """Forget a sequence; return the numbers of the states that go with it."""
-        salt, blocks = self._ends.pop(sequence, ("", []))
+    def cut(self, sequence: int, length: int) -> list[int]:
+        """Know no more of a sequence than its first `length` tokens; return the numbers of the states that go with the others."""
+        salt, blocks = self._ends.get(sequence, ("", []))
         gone = []
-        for block in reversed(blocks):
+        while len(blocks) * self.grain > length:
+            block = blocks.pop()
             del block.holders[sequence]
             if not block.holders and block.parent is not None:
                 del block.parent.below[block.tokens]
                 if block.states is not None:
                     del self._saved[block.states]
                     gone.append(block.states)
-        if blocks and not self._roots[salt].below:
-            del self._roots[salt]
+        if not blocks and sequence in self:
+            del self._ends[sequence]
+            if not self._roots[salt].below:
+                del self._roots[salt]
         return gone

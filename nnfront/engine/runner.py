@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,13 +14,15 @@ from typing import TypeAlias
 import torch
 
 from nnfront.engine.changes import Change
-from nnfront.engine.compute import Compute, Work
+from nnfront.engine.compute import Compute, Counts, Work
 from nnfront.engine.draw import Draw, Logprobs
 from nnfront.engine.likely import Row
 from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
 from nnfront.engine.pace import Pace
-from nnfront.engine.schedule import Scheduler, Sequence, Step
+from nnfront.engine.schedule import Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
+from nnfront.engine.taken import Asked, taken
 from nnfront.errors import RunError
 from nnfront.llm.methods import EXTEND
 
@@ -157,9 +159,9 @@ class Runner:
         self._pace.computed(began, sum(map(len, (*decode.values(), *(tokens for _, tokens in chunks)))))
 
     def _compute(self, work: Work, sequences: Several[Sequence], came: Came) -> None:
-        for sequence, count, logits in self._calls(work, sequences, came):
+        for sequence, count, rows in self._calls(work, sequences, came):
             answer = self.answers[sequence.arrival]
-            for event in self._drawn(answer, count, logits):
+            for event in self._drawn(answer, count, rows):
                 if event.finish is not None:
                     self.finish(answer)
                 came(answer, event)
@@ -244,27 +246,41 @@ class Runner:
 
     def _calls(
         self, work: Work, sequences: Several[Sequence], came: Came
-    ) -> Iterator[tuple[Sequence, int, Several[Row]]]:
-        """Compute the next tokens of sequences, or of a prompt; for each sequence how many, and the logits that follow the last of them: [1 or more, vocab]."""
+    ) -> Iterator[tuple[Sequence, int, Several[Row | int]]]:
+        """Compute the next tokens of sequences, or of a prompt; for each sequence how many, and what is taken of the logits that follow the last of them, 1 or more."""
         asked = {s.arrival: s for s in sequences}
         prompts = {number: len(tokens) for number, tokens in work.chunks}
         beside = [s.arrival for s in self.scheduler.running if s.answers] if self._is_paced else []
         between = partial(self._set_aside, came) if beside else None
-        for numbers, logits, seconds, hidden in self.compute.run(work, between, beside):
+        take = partial(self._take, asked)
+        for numbers, found, seconds, hidden in self.compute.run(work, between, beside, take):
             if hidden is not None:
                 self._tell(numbers, hidden)
             if not work.chunks:
-                width = max(map(len, logits))
+                width = max(map(len, found))
                 self._clock.took(seconds + (width > 1) * self._guessing, width > 1)
-            for number, rows in zip(numbers, logits, strict=True):
+            for number, rows in zip(numbers, found, strict=True):
                 sequence = asked.get(number)
                 if sequence is None:
                     continue
-                if number in prompts:
-                    yield sequence, prompts[number], rows
-                else:
-                    known = min(len(sequence.tokens) - sequence.computed, len(rows))
-                    yield sequence, known, rows[known - 1 :]
+                known = self._known_rows(sequence, len(rows))
+                yield sequence, prompts.get(number, known), rows[known - 1 :]
+
+    def _known_rows(self, sequence: Sequence, rows: int) -> int:
+        """Of so many rows of logits those up to the first that a token is drawn from."""
+        return min(len(sequence.tokens) - sequence.computed, rows)
+
+    def _take(self, asked: Mapping[int, Sequence], counts: Counts, logits: torch.Tensor) -> list[Row | int]:
+        """What is to be known of the logits of sequences, of each so many rows."""
+        rows: list[Asked | None] = []
+        for number, count in counts:
+            if (sequence := asked.get(number)) is None:
+                rows += [None] * count
+                continue
+            draw = self.answers[number].draw
+            first = self._known_rows(sequence, count) - 1
+            rows += [(draw, draw.drawn + i - first) for i in range(count)]
+        return taken(logits, rows)
 
     def _tell(self, numbers: Several[int], hidden: torch.Tensor) -> None:
         """Tell those that guess of it what was made of tokens, before these count as computed."""
@@ -273,14 +289,14 @@ class Runner:
             if answer is not None and isinstance(answer.guesser, MultiTokenHead):
                 answer.guesser.saw(answer.sequence.computed, made)
 
-    def _drawn(self, answer: Answer, count: int, logits: Several[Row]) -> Iterator[Event]:
+    def _drawn(self, answer: Answer, count: int, rows: Several[Row | int]) -> Iterator[Event]:
         """Draw the tokens behind those that were computed, if there are all that stand before, and count what is right as computed."""
         sequence = answer.sequence
         drafts, sequence.drafts = sequence.drafts[count - 1 :], []
         events: list[Event] = []
-        guessed, right = len(logits) - 1, 0
+        guessed, right = len(rows) - 1, 0
         if sequence.computed + count == len(sequence.tokens):
-            events = self._draw(answer, logits, drafts)
+            events = self._draw(answer, rows, drafts)
             right = len(events) - 1
             if guessed:
                 answer.pay.took(len(events))
@@ -291,7 +307,7 @@ class Runner:
             self.scheduler.computed(sequence, 0 if is_undone else count + right)
         yield from events
 
-    def _draw(self, answer: Answer, rows: Several[Row], drafts: Several[int]) -> list[Event]:
+    def _draw(self, answer: Answer, rows: Several[Row | int], drafts: Several[int]) -> list[Event]:
         """Draw a token, and as long as it is the one that was guessed, the one behind it."""
         sequence, draw = answer.sequence, answer.draw
         events: list[Event] = []

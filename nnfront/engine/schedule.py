@@ -2,17 +2,20 @@
 """What an engine does next, decided from numbers alone: no tensor, no clock, no thread.
 
 One rule: a sequence has tokens, and a count of those that are computed; a step computes some of the missing ones. Sequences that answer compute
-one token each. Then come chunks of prompts, oldest first, one of each prompt, within a budget. Admission, prefixes that others have computed,
+one token each. Then come chunks of prompts, one of each prompt, within a budget. Admission, prefixes that others have computed,
 pre-emption and recomputing all follow from it.
 
+    turns         the prompt of which least is left comes first, and the oldest in every second step that another would begin: a short prompt waits for no
+                  long one, prompts of one length come in their order, and none waits for more than twice what it and those before it take
     chunks        lie on a grid: [0, chunk), [chunk, 2 * chunk) ... of the prompt, whatever else runs. What has been answered is computed token by
                   token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
                   on others. Where a token has the same bits in whatever call, a prompt is cut as a step has room for it
     prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
                   layers keep a state of a whole sequence, or drop tokens behind a window, up to a chunk behind which it was copied, or what was in the
-                  window was held
-    pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
-                  longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
+                  window was held. What an older prompt is about to compute, one that begins alike waits for, and lends it its turn
+    pages         a sequence is admitted if its tokens fit beside what others that run are still to take: all of their prompts, or a page for each. What is
+                  remembered holds pages as long as no other needs them: then what was used least recently gives them back, from its end. If that is not enough, the
+                  youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
     aside         a chunk that takes long may be set aside between two layers: then answers go on, and nothing begins or gives pages back
 """
@@ -23,10 +26,12 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
 from nnfront.engine.pages import Pages
-from nnfront.engine.prefixes import Prefixes
+from nnfront.engine.prefixes import Found, Prefixes
+from nnfront.engine.sequence import Sequence, ahead_of, in_turn
 from nnfront.errors import Busy, RunError
 
 
@@ -36,7 +41,7 @@ class Limits:
 
     max_num_seqs: sequences that run at a time; max_queued: requests that wait for a place before others are refused; max_model_len: tokens
     of a sequence, prompt and answer; pages, page_size: what sequences share; chunk: tokens of a prompt in one call, a multiple of the
-    page size; step_tokens: tokens of prompts in one step, at least a chunk; remembered: sequences whose pages are kept after their end.
+    page size; step_tokens: tokens of prompts in one step, at least a chunk; remembers: whether pages are kept after a sequence's end, for others, until they are needed.
     reuse_answers: share the pages of answers as well, and pages that are not whole chunks: faster in long chats, but then what a request
     computes depends on what was there, in the last bits. snapshot_bytes: for copies of recurrent states behind whole chunks, as without one a
     sequence cannot begin with what others have computed; what is used least recently gives way. inter_token_ms: how far apart chunks may keep two
@@ -50,16 +55,13 @@ class Limits:
     page_size: int = 16
     chunk: int = 256
     step_tokens: int = 256
-    remembered: int = 32
+    remembers: bool = True
     reuse_answers: bool = False
     snapshot_bytes: int = 1 << 30
     inter_token_ms: int = 0
 
     def __post_init__(self) -> None:
-        least = {
-            name: int(name not in ("remembered", "snapshot_bytes", "inter_token_ms"))
-            for name in self.__slots__
-        }
+        least = {name: int(name not in ("snapshot_bytes", "inter_token_ms")) for name in self.__slots__}
         problems = [
             f"{name} is {value!r}, expected an int >= {low}"
             for name, low in least.items()
@@ -71,45 +73,6 @@ class Limits:
             problems.append(f"step_tokens is {self.step_tokens}, expected at least chunk = {self.chunk}")
         if problems:
             raise RunError("the limits are out of range", details=problems)
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """Tokens, of which the first `prompt` were given and the first `computed` are in the cache; it ends with at most `most`.
-
-    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed; `adapter` is the number of its adapter, -1 for none. `drafts` are tokens
-    that may come behind those that are computed next, which are computed with them and kept as far as they are drawn; some of them may have been drawn already.
-    """
-
-    arrival: int
-    tokens: list[int]
-    prompt: int
-    most: int
-    salt: str = ""
-    adapter: int = -1
-    computed: int = 0
-    cached: int = 0
-    drafts: list[int] = field(default_factory=list)
-
-    @property
-    def answers(self) -> bool:
-        """Whether its prompt is computed, so that it goes on token by token."""
-        return self.computed >= self.prompt
-
-    @property
-    def room(self) -> int:
-        """How many tokens can be computed behind the next one."""
-        return self.most - self.computed - 1
-
-    @property
-    def own(self) -> str:
-        """With whom it shares what is computed of tokens: that is something else with another adapter."""
-        return f"{self.adapter} {self.salt}"
-
-    @property
-    def next(self) -> list[int]:
-        """The tokens that are computed next."""
-        return [self.tokens[self.computed], *self.drafts]
 
 
 @dataclass(slots=True)
@@ -146,6 +109,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.remembered: OrderedDict[int, Sequence] = OrderedDict()
         self.preemptions = 0
+        self._passed_over = False
         self._changes: list[Change] = []
 
     def submit(self, sequence: Sequence) -> None:
@@ -170,6 +134,7 @@ class Scheduler:
         """Say what to do next, and count it as reserved; `computed` is to be told when it is done. `tokens`: of prompts, in whatever pieces; without it
         chunks as the limits have them."""
         step, before = Step(self.changes()), self.preemptions
+        self._go_on(step)
         if self.shares or all(sequence.answers for sequence in self.running):
             step.decode = [sequence for sequence in self.running if sequence.answers]
         for sequence in list(step.decode):
@@ -185,16 +150,15 @@ class Scheduler:
         if self.preemptions == before:
             self._admit(step)
         budget = self.limits.step_tokens if tokens is None else tokens
-        for sequence in [s for s in self.running if not s.answers]:
+        prompts = [sequence for sequence in self.running if not sequence.answers]
+        turns = in_turn(prompts, was_passed_over=self._passed_over)
+        self._passed_over = turns[:1] != prompts[:1]
+        for sequence in turns:
             count = self._chunk(sequence) if tokens is None else min(self._rest(sequence), budget)
-            if (
-                not 0 < count <= budget
-                or sequence not in self.running
-                or not self._reserve(sequence, count, step)
-            ):
-                break
-            step.chunks.append((sequence, count))
-            budget -= count
+            is_due = 0 < count <= budget and sequence in self.running
+            if is_due and self._reserve(sequence, count, step):
+                step.chunks.append((sequence, count))
+                budget -= count
         return step
 
     def aside(self) -> Step | None:
@@ -234,16 +198,17 @@ class Scheduler:
 
     def _save(self, sequence: Sequence) -> None:
         """Have the states of a sequence saved for others that begin alike, if there are pages for what they hold."""
+        if not self.prefixes.lacks_states(sequence.arrival, sequence.computed):
+            return
         held = 0 if self.window is None else min(self.window + self.limits.page_size, sequence.computed)
-        if self.pages.free < self.pages.of(held) + len(self.running):
+        if held and not self._make_room(self.pages.of(held) + len(self.running), self._changes):
             return
         number, gone = self.prefixes.save(sequence.arrival, sequence.computed)
         self._forget_states(gone, self._changes)
-        if number is not None:
-            if held:
-                self.pages.add(_holder(number))
-                self.pages.append(_holder(number), held)
-            self._changes.append(Save(number, sequence.arrival))
+        if held:
+            self.pages.add(_holder(number))
+            self.pages.append(_holder(number), held)
+        self._changes.append(Save(number, sequence.arrival))
 
     def _forget_states(self, numbers: Iterable[int], changes: list[Change]) -> None:
         for number in numbers:
@@ -260,22 +225,20 @@ class Scheduler:
         mine = sequence.arrival
         known = self.prefixes.length(mine)
         others = {other for other in self.prefixes.within(mine) if other in self.remembered}
-        if not known or not self.limits.remembered:
-            self._forget(mine)
+        if not known or not self.limits.remembers:
+            self._forget(mine, self._changes)
             return
         for other in others:
             del self.remembered[other]
-            self._forget(other)
+            self._forget(other, self._changes)
         self.pages.truncate(mine, known)
         self._changes.append(Remember(mine, known))
         self.remembered[mine] = sequence
-        while len(self.remembered) > self.limits.remembered:
-            self._evict()
 
     def forget(self) -> None:
         """Forget all sequences that are remembered after their end."""
         while self.remembered:
-            self._evict()
+            self._forget(self.remembered.popitem()[0], self._changes)
 
     @property
     def is_idle(self) -> bool:
@@ -294,40 +257,73 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
+            found = self._find(sequence)
             source, length, states = found or (None, 0, None)
-            margin = len(self.running)
-            missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
-            while self.pages.free < missing + margin and self._evict(step, source, states):
-                pass
-            if self.pages.free < missing + margin:
-                if self.running or source is None:
-                    return
-                self._evict(step)  # the one whose pages it would share holds what it needs
+            sequence.ahead, sequence.common = self._ahead(sequence, length)
+            margin = sum(max(self._missing(s, self.pages.length(s.arrival)), 1) for s in self.running)
+            wanted = self._missing(sequence, length) + margin
+            must_wait = self.pages.free < wanted and wanted > self._most_free(found)
+            if must_wait and (self.running or source is None):
+                return
+            if not self._make_room(wanted, step.changes, source, states):
+                self._make_room(
+                    wanted, step.changes
+                )  # the one whose pages it would share holds what it needs
                 continue
             self.waiting.popleft()
             self.running.append(sequence)
-            sequence.computed = length
-            if source is None:
-                self.pages.add(sequence.arrival)
-            else:
-                self.pages.fork(source, length, sequence.arrival)
-                if source in self.remembered:
-                    self.remembered.move_to_end(source)
-            sequence.cached = max(sequence.cached, length)
-            step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
+            self._make(sequence, found, step)
+
+    def _go_on(self, step: Step) -> None:
+        """Have those go on that have waited for what is computed now, or for one that is gone."""
+        for sequence in self.running:
+            ahead = sequence.ahead
+            if ahead is None or (ahead.computed < sequence.common and ahead in self.running):
+                continue
+            found = self._find(sequence)
+            if found is not None and found.length > sequence.computed:
+                self._forget(sequence.arrival, step.changes)
+                self._make(sequence, found, step)
+            sequence.ahead, sequence.common = self._ahead(sequence, sequence.computed)
+
+    def _find(self, sequence: Sequence) -> Found | None:
+        return self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
+
+    def _ahead(self, sequence: Sequence, known: int) -> tuple[Sequence | None, int]:
+        if not self.shares or self.snapshots == 0:
+            return None, 0
+        older = takewhile(lambda other: other is not sequence, self.running)
+        return ahead_of(
+            sequence, older, known, self.prefixes.grain if self.snapshots is None else self.limits.chunk
+        )
+
+    def _make(self, sequence: Sequence, found: Found | None, step: Step) -> None:
+        """Begin a sequence, with what was found of it."""
+        source, length, states = found or (None, 0, None)
+        sequence.computed = length
+        if source is None:
+            self.pages.add(sequence.arrival)
+        else:
+            self.pages.fork(source, length, sequence.arrival)
+            if source in self.remembered:
+                self.remembered.move_to_end(source)
+        sequence.cached = max(sequence.cached, length)
+        step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
+
+    def _missing(self, sequence: Sequence, length: int) -> int:
+        """How many pages its tokens and one more need beside those of the first `length`, and what another is about to compute."""
+        known = max(length, sequence.common)
+        return self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(known)
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""
-        while self.pages.need(sequence.arrival, count) > self.pages.free:
-            if self._evict(step):
-                continue
+        while not self._make_room(self.pages.need(sequence.arrival, count), step.changes):
             victim = self.running.pop()
             self.preemptions += 1
             victim.computed = 0
             step.decode = [sequence for sequence in step.decode if sequence is not victim]
             step.chunks = [(sequence, count) for sequence, count in step.chunks if sequence is not victim]
-            self._forget(victim.arrival, step)
+            self._forget(victim.arrival, step.changes)
             insort(self.waiting, victim, key=lambda waiting: waiting.arrival)
             if victim is sequence:
                 return False
@@ -340,22 +336,45 @@ class Scheduler:
         if sequence in self.running and self.pages.length(sequence.arrival) > held:
             self.pages.truncate(sequence.arrival, held)
 
-    def _evict(self, step: Step | None = None, but: int | None = None, states: int | None = None) -> bool:
-        """Forget the sequence that was remembered for the longest time, or else states that hold pages, but not these; False if there is nothing."""
-        oldest = next((arrival for arrival in self.remembered if arrival != but), None)
-        if oldest is not None:
-            del self.remembered[oldest]
-            self._forget(oldest, step)
-            return True
-        gone = self.prefixes.forget_states(but=states) if self.window is not None else []
-        self._forget_states(gone, self._changes if step is None else step.changes)
-        return bool(gone)
+    def _most_free(self, found: Found | None) -> int:
+        """How many pages can be free beside those of sequences that run, and those of what was found."""
+        kept = [sequence.arrival for sequence in self.running]
+        if found is not None:
+            kept += [found.sequence] if found.states is None else [found.sequence, _holder(found.states)]
+        return self.limits.pages - self.pages.held_by(kept)
 
-    def _forget(self, sequence: int, step: Step | None = None) -> None:
+    def _make_room(
+        self, wanted: int, changes: list[Change], but: int | None = None, states: int | None = None
+    ) -> bool:
+        """Have so many pages free: what was used least recently gives them back, then states that hold some, but not these. False if there are too few."""
+        while self.pages.free < wanted:
+            oldest = next((arrival for arrival in self.remembered if arrival != but), None)
+            if oldest is not None:
+                self._shorten(oldest, wanted, changes)
+                continue
+            gone = self.prefixes.forget_states(but=states) if self.window is not None else []
+            if not gone:
+                return False
+            self._forget_states(gone, changes)
+        return True
+
+    def _shorten(self, sequence: int, wanted: int, changes: list[Change]) -> None:
+        """Have a sequence that is remembered give back pages from its end, until so many are free."""
+        length = self.prefixes.length(sequence)
+        while length and self.pages.free < wanted:
+            length -= self.prefixes.grain
+            self.pages.truncate(sequence, length)
+            self._forget_states(self.prefixes.cut(sequence, length), changes)
+        if length:
+            changes.append(Remember(sequence, length))
+        else:
+            del self.remembered[sequence]
+            self._forget(sequence, changes)
+
+    def _forget(self, sequence: int, changes: list[Change]) -> None:
         self.pages.drop(sequence)
-        changes = self._changes if step is None else step.changes
         changes.append(Drop(sequence))
-        self._forget_states(self.prefixes.remove(sequence), changes)
+        self._forget_states(self.prefixes.cut(sequence, 0), changes)
 
 
 def _holder(states: int) -> int:

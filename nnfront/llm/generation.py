@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from nnfront.distributed.ranks import Ranks
-from nnfront.engine import schedule
+from nnfront.engine import sequence as numbered
 from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
@@ -124,7 +124,9 @@ class Generation(Coming):
         longest, several = max(map(len, prompts)) + count, len(prompts)
         chunk = min(longest, session.backend.prompt_tokens)
         pages = 2 * several * -(-longest // chunk)
-        self._limits = Limits(longest, pages, several, several, chunk, chunk, several * chunk, 0)
+        self._limits = Limits(
+            longest, pages, several, several, chunk, chunk, several * chunk, remembers=False
+        )
         self._session, self._stored_as, self._phases = session, stored_as, phases
         self._has_adapters = has_adapters
         if sampling.seed is None:
@@ -136,7 +138,7 @@ class Generation(Coming):
             zip(prompts, guessers, seeds, adapters, strict=True)
         ):
             tokens = prompt.tolist()
-            sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
+            sequence = numbered.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
             draw = Draw(Params.of(sampling, seed=seed), tokens)
             self._waiting.append(Answer(sequence, draw, frozenset(ends), guesser))
         self._agreed = ranks.from_first if ranks.world > 1 and any(g is not None for g in guessers) else None

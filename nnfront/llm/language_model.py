@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.generation import Captured, Coming, Generation, round_robin, until_ends
-from nnfront.llm.load_options import opened, session_on, stored_as, text_of
+from nnfront.llm.load_options import opened, session_on, stored_as, text_of, weights_again
 from nnfront.llm.methods import SEQ2SEQ, Methods
 from nnfront.llm.prompts import adapter_numbers, are_integers, check_prompts, check_tokens, kind_of, listed
 from nnfront.llm.sampling import Sampler, sampling_of
@@ -77,6 +77,7 @@ class LLM:
         self.phases = phases or Timings()
         self._spare: Stepping | None = None
         self._drafts: dict[str, LLM] = {}
+        self._read: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
     @staticmethod
     def load(
@@ -124,12 +125,11 @@ class LLM:
         from nnfront.llm.hf_folder import compile_folder
 
         phases, ranks = Timings(), ranks or ALONE
+        parts: Any = {"methods": Methods.of(extends=extends, mtp=mtp), "adapters": adapters or {}}
+        options: Any = {"quant": quant, "lora": lora, "ranks": ranks.world, **parts}
+        compiled = partial(compile_folder, path, device, dtype, model_file, **options)
         with ranks.together():
-            model = compile_folder(
-                *(path, device, dtype, model_file, phases, quant, lora, ranks.world),
-                methods=Methods.of(extends=extends, mtp=mtp),
-                adapters=adapters or {},
-            )
+            model = compiled(phases=phases)
         if model.text is None:
             raise LoadError(
                 f"{path} holds no language model",
@@ -147,6 +147,7 @@ class LLM:
         llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.folder)
         llm.quantized, llm.stored, llm.ranks = model.quantized, model.stored, ranks
         llm.adapters = model.adapters
+        llm._read = partial(weights_again, compiled, model.executable.source, ignored, dtype is not None)
         return llm
 
     def save(self, folder: str | Path) -> None:
@@ -155,6 +156,14 @@ class LLM:
             merge = "load the model without them, or merge one: lora=[DIR] (--lora DIR)"
             raise LoadError("an artefact holds no adapters that are not merged", help=merge)
         self.session.save(folder)
+
+    def read(self) -> Mapping[str, torch.Tensor]:
+        """The weights that its folder holds now, for `session.update`. Raises LoadError as `load` does, for an artefact, and for another model than before."""
+        if self._read is None:
+            raise LoadError(
+                f"{self.path} is an artefact, whose weights are made already", help="load it anew"
+            )
+        return self._read()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,13 @@ from nnfront.backends.registry import parts_of
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError
 from nnfront.files import Folder
+from nnfront.ir import IRModule
 from nnfront.llm.methods import EMBEDDER, SEQ2SEQ, WITH_IMAGES
 from nnfront.session import Session
 from nnfront.weights.checkpoint import is_artefact
+
+if TYPE_CHECKING:
+    from nnfront.llm.hf_folder import CompiledFolder
 
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
@@ -101,3 +105,16 @@ def session_on(files: ArtefactFiles, device: str, ranks: Ranks = ALONE) -> Sessi
     with ranks.together():
         session = session_of(files, wanted.number, rank=ranks.rank, ranks=ranks.world)
     return session
+
+
+def weights_again(
+    compiled: Callable[[], CompiledFolder], before: IRModule, ignored: Sequence[str], cast: bool
+) -> Mapping[str, torch.Tensor]:
+    """The weights that a folder holds now, by the model's names. Raises LoadError if it holds another model than before."""
+    model = compiled()
+    if str(model.executable.source) != str(before):
+        raise LoadError(
+            "the folder holds another model than the one that was loaded from it, not new weights of the same",
+            help="load it anew",
+        )
+    return model.executable.named(model.checkpoint, ignored, cast)

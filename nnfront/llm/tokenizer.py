@@ -66,6 +66,10 @@ class Tokenizer:
         """Whether a token is one that texts are shown without."""
         return token in self._special
 
+    def special(self) -> dict[str, int]:
+        """The tokens that texts are shown without, by their names."""
+        return {self._tokenizer.id_to_token(token): token for token in sorted(self._special)}
+
     def is_byte(self, token: int) -> bool:
         """Whether a token is one byte of a character that the vocabulary lacks: a run of them is decoded as one."""
         return BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None

@@ -70,6 +70,7 @@ class Answer:
         Raises RunError, before anything comes, for a request that the engine does not take; AnswerFailed for one that does not get to its end.
         """
         wanted, loop = self.wanted, asyncio.get_running_loop()
+        text, stops = TextStream(self.tokenizer, special=wanted.shows_special), Stops(wanted.stops)
 
         def sink(event: Event) -> None:  # in the engine's thread
             loop.call_soon_threadsafe(self._events.put_nowait, event)
@@ -84,7 +85,6 @@ class Answer:
         )
         has_ended = False
         try:
-            text, stops = TextStream(self.tokenizer, special=wanted.shows_special), Stops(wanted.stops)
             drawn: list[tuple[int, Logprobs]] = []
             while not has_ended:
                 event = await self._events.get()
@@ -112,7 +112,7 @@ class Answer:
                     return
         finally:
             if not has_ended:
-                self.engine.cancel(number)
+                self.engine.cancel(number, "cancelled" if stops.found is None else "stop")
 
 
 async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:

@@ -17,17 +17,21 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, TypeAlias
 
 from nnfront.errors import RunError
-from nnfront.files import parse_json
+from nnfront.serve.arguments import Parameter, literal_of, parameters_of, value_of
 from nnfront.serve.chat import ChatTemplate
-from nnfront.serve.grammar import json_rule
+from nnfront.serve.lark import Form, Lark
 
 _OF_NAMES = f"{string.ascii_letters}{string.digits}_.-"
 _NAME, _KEY, _VALUE, _TEXT = "probe_tool", "probe_key", "probe value", "probe text"
+_SECOND, _ARGUMENTS = "probe_second", "probe arguments"
+Tools: TypeAlias = Mapping[str, Any]
+"""The schemas of the arguments of each tool by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,25 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How calls are written: between `begin` and `end`, which may be empty, something that `read` understands."""
+    """How calls are written: between `begin` and `end`, which may be empty, something that `read` understands, given the tools."""
 
     begin: str
     end: str
-    read: Callable[[str], list[Call] | None]
-    write: Callable[[str, str], str]
-    """From a name, and the name of a grammar's rule for its arguments, to a rule for the call; in Lark's form."""
+    read: Callable[[str, Tools], list[Call] | None]
+    written: str
+    """One call, with probes for its name and its arguments."""
+    write: Callable[[Lark, Any], str]
+    """From the schema of a tool's arguments to a rule for them."""
+    between: Between | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """How a template writes several calls: what comes once before all, between two, and once behind them. A call has the rest of what is written of one."""
+
+    head: str
+    between: str
+    tail: str
 
 
 def call_form(template: ChatTemplate) -> CallForm | None:
@@ -65,13 +81,28 @@ def call_form(template: ChatTemplate) -> CallForm | None:
 
 
 def _form_by(template: ChatTemplate, number: str) -> CallForm | None:
-    arguments = {_KEY: _VALUE}
-    function = {"name": _NAME, "arguments": arguments}
+    one = _middle(template, number, [_NAME])
+    if one is None:
+        return None
+    form = _object_form(one) or _named_form(one) or _python_form(one) or _parameters_form(one)
+    several = _middle(template, number, [_NAME, _SECOND])
+    return form and replace(form, between=None if several is None else _between(one, several))
+
+
+def _middle(template: ChatTemplate, number: str, names: Sequence[str]) -> str | None:
+    """What stands for calls in a turn of the assistant's."""
     asked = {"role": "user", "content": "probe"}
     called = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": number, "type": "function", "function": function}],
+        "tool_calls": [
+            {
+                "id": number.replace(_NAME, name),
+                "type": "function",
+                "function": {"name": name, "arguments": {_KEY: _VALUE}},
+            }
+            for name in names
+        ],
     }
     tools = [
         {
@@ -93,13 +124,28 @@ def _form_by(template: ChatTemplate, number: str) -> CallForm | None:
         return None
     before, found, tail = plain.rpartition(_TEXT)
     heads = [head for each in (before, prompt) if written.startswith(head := each.rstrip())]
-    if not found or not heads or _NAME not in written:
+    if not found or not heads or not all(name in written for name in names):
         return None
     middle = written[len(heads[0]) :].strip()
     # What ends an answer may begin with a mark of answers that are no calls.
     ends = [tail[m.start() :].strip() for m in re.finditer(r"\A|[<\[]", tail)]
-    middle = middle.removesuffix(next(filter(middle.endswith, ends), "")).strip()
-    return _object_form(middle) or _named_form(middle) or _python_form(middle) or _parameters_form(middle)
+    return middle.removesuffix(next(filter(middle.endswith, ends), "")).strip()
+
+
+def _between(one: str, two: str) -> Between | None:
+    """What is written besides two calls. None where the second one is not written as the first is."""
+    second = one.replace(_NAME, _SECOND)
+    first = _equal(one, two)
+    rest = two[first:]
+    shared = _equal(second[::-1], rest[::-1])
+    found = Between(second[: len(second) - shared], rest[: len(rest) - shared], one[first:])
+    is_one_whole = _NAME not in found.tail and _KEY not in found.tail
+    return found if is_one_whole and _SECOND not in found.head + found.between else None
+
+
+def _equal(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _object_form(middle: str) -> CallForm | None:
@@ -110,15 +156,32 @@ def _object_form(middle: str) -> CallForm | None:
         except ValueError:
             continue
         call = found[0] if isinstance(found, list) and found else found
-        if isinstance(call, dict) and _NAME in call.values() and {_KEY: _VALUE} in call.values():
+        if isinstance(call, dict) and _NAME in call.values() and arguments in call.values():
             name, key = (next(k for k, v in call.items() if v == known) for known in (_NAME, arguments))
             begin, end_mark = middle[: match.start()].strip(), middle[end:].strip()
-            return _objects(begin, end_mark, name, key, is_list=isinstance(found, list))
+            return CallForm(begin, end_mark, _objects(name, key), _without_arguments(middle), Lark.json)
     return None
 
 
-def _objects(begin: str, end: str, name_key: str, key: str, *, is_list: bool) -> CallForm:
-    def read(text: str) -> list[Call] | None:
+def _without_arguments(middle: str) -> str:
+    """A call with a probe for its arguments, which are JSON."""
+    at, end = next(_objects_in(middle))
+    return middle[:at] + _ARGUMENTS + middle[end:]
+
+
+def _objects_in(middle: str) -> Iterator[tuple[int, int]]:
+    """Where the arguments stand as JSON."""
+    for match in re.finditer("{", middle):
+        try:
+            found, end = json.JSONDecoder().raw_decode(middle, match.start())
+        except ValueError:
+            continue
+        if found == {_KEY: _VALUE}:
+            yield match.start(), end
+
+
+def _objects(name_key: str, key: str) -> Callable[[str, Tools], list[Call] | None]:
+    def read(text: str, _: Tools) -> list[Call] | None:
         calls, at = [], 0
         while at < len(text):
             try:
@@ -134,25 +197,20 @@ def _objects(begin: str, end: str, name_key: str, key: str, *, is_list: bool) ->
             at += len(text[at:]) - len(text[at:].lstrip(" \n\t,;"))
         return calls or None
 
-    def write(name: str, arguments: str) -> str:
-        head = f"{'[' if is_list else ''}{{{json.dumps(name_key)}: {json.dumps(name)}, {json.dumps(key)}: "
-        return f"{json.dumps(head)} {arguments} {json.dumps('}]' if is_list else '}')}"
-
-    return CallForm(begin, end, read, write)
+    return read
 
 
 def _named_form(middle: str) -> CallForm | None:
-    written = json.dumps({_KEY: _VALUE})
     before, name, rest = middle.partition(_NAME)
-    between, arguments, after = rest.partition(written)
-    if not name or not arguments or not before:
+    found = next(_objects_in(rest), None)
+    if not name or found is None or not before:
         return None
-
+    between, after = rest[: found[0]], rest[found[1] :]
     prefix = before[len(before.rstrip(_OF_NAMES)) :]
     # Where a call has a number, that stands behind its name.
     mark = re.compile(r"([\w.\-]+)\s*" + re.sub(r":0(?=\D|$)", r":\\d+", re.escape(between.strip())) + r"\s*")
 
-    def read(text: str) -> list[Call] | None:
+    def read(text: str, _: Tools) -> list[Call] | None:
         calls, at = [], 0
         while (named := mark.search(text, at)) is not None:
             try:
@@ -162,20 +220,17 @@ def _named_form(middle: str) -> CallForm | None:
             calls.append(Call(named[1].removeprefix(prefix), _compact(found)))
         return calls or None
 
-    def write(called: str, arguments_rule: str) -> str:
-        return f"{json.dumps(called + between)} {arguments_rule}"
-
-    return CallForm(before.strip(), after.strip(), read, write)
+    return CallForm(before.strip(), after.strip(), read, _without_arguments(middle), Lark.json)
 
 
 def _parameters_form(middle: str) -> CallForm | None:
     before, name, rest = middle.partition(_NAME)
     behind_name, key, rest = rest.partition(_KEY)
     between, value, rest = rest.partition(_VALUE)
-    if not (name and key and value and before and between):
+    if not (name and key and value and before and between and rest.strip()):
         return None
     # What ends a value ends at a line's end where there are lines; the rest ends the call.
-    behind_value, _, end = rest.lstrip("\n").partition("\n") if "\n" in rest.strip() else (rest, "", "")
+    behind_value, line, end = rest.lstrip("\n").partition("\n") if "\n" in rest.strip() else (rest, "", "")
     begin, function = _split_mark(before)
     if begin == function:  # one mark for both, which is not in what is read
         function = ""
@@ -194,20 +249,36 @@ def _parameters_form(middle: str) -> CallForm | None:
     behind = re.escape(marks["name_end"]) or rf"(?=\s*(?:{re.escape(marks['parameter'])}|\Z))"
     named = re.compile((re.escape(function) or r"\A\s*") + r"(?P<name>[^\n<>{}]+?)" + behind)
 
-    def read(text: str) -> list[Call] | None:
+    def read(text: str, tools: Tools) -> list[Call] | None:
         found = list(named.finditer(text))
         calls = []
-        for match, following in zip(found, [*found[1:], None], strict=True):
-            body = text[match.end() : following.start() if following else len(text)]
-            values = {m["key"].strip(): _value(m["value"]) for m in one.finditer(body)}
-            calls.append(Call(match["name"].strip(), _compact(values)))
+        ends = [*(following.start() for following in found[1:]), len(text)]
+        for match, end in zip(found, ends, strict=False):
+            called, body = match["name"].strip(), text[match.end() : end]
+            declared = parameters_of(tools.get(called))
+            texts = {m["key"].strip(): m["value"] for m in one.finditer(body)}
+            calls.append(Call(called, _compact({k: value_of(v, declared.get(k)) for k, v in texts.items()})))
         return calls or None
 
-    return CallForm(begin, end.strip().rpartition("\n")[2] or end.strip(), read, _no_json)
+    last = end.strip().rpartition("\n")[2] or end.strip()
+    lines = rest[: len(rest) - len(rest.lstrip("\n"))]
+    closed = (lines, marks["value_end"], behind_value[len(behind_value.rstrip()) :] + line)
 
+    def write(lark: Lark, schema: Any) -> str:
+        rules = []
+        for key, parameter in parameters_of(schema).items():
+            opened = lark.literal(marks["parameter"] + key + between)
+            if "string" not in parameter.types:
+                rule = f"{lark.json(parameter.schema)} {lark.literal(''.join(closed))}"
+            elif parameter.texts is not None:
+                rule = f"({lark.one_of(parameter.texts)}) {lark.literal(''.join(closed))}"
+            else:
+                rule = f"{lark.until(marks['value_end'], without=(function, last))} {lark.literal(closed[2])}"
+            rules.append(f"({opened} {rule}){'' if parameter.is_required else '?'}")
+        return " ".join(rules)
 
-def _no_json(called: str, arguments: str) -> str:
-    raise RunError("this model's calls are no JSON, so an answer cannot be made to be one")
+    written = middle.replace("".join((marks["parameter"], _KEY, between, _VALUE, *closed)), _ARGUMENTS)
+    return CallForm(begin, last, read, written, write)
 
 
 def _last_line(text: str) -> str:
@@ -215,11 +286,11 @@ def _last_line(text: str) -> str:
 
 
 def _python_form(middle: str) -> CallForm | None:
-    found = re.search(rf"\[{_NAME}\({_KEY}=['\"]{_VALUE}['\"]\)\]", middle)
+    found = re.search(rf"\[{_NAME}\((?P<arguments>{_KEY}=['\"]{_VALUE}['\"])\)\]", middle)
     if found is None:
         return None
 
-    def read(text: str) -> list[Call] | None:
+    def read(text: str, _: Tools) -> list[Call] | None:
         try:
             listed = ast.parse(text.strip(), mode="eval").body
             calls = listed.elts if isinstance(listed, ast.List) else []
@@ -227,16 +298,38 @@ def _python_form(middle: str) -> CallForm | None:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
-    return CallForm(middle[: found.start()].strip(), middle[found.end() :].strip(), read, _no_json)
+    begin, end = middle[: found.start()].strip(), middle[found.end() :].strip()
+    return CallForm(begin, end, read, middle.replace(found["arguments"], _ARGUMENTS), _keywords)
+
+
+def _keywords(lark: Lark, schema: Any) -> str:
+    """A rule for arguments as Python has them by their names."""
+    declared = parameters_of(schema)
+    written = [f"{lark.literal(f'{key}=')} ({_literal(lark, each)})" for key, each in declared.items()]
+    # With a comma before each but the first, whichever that is.
+    first = later = '""'
+    for rule, each in zip(reversed(written), reversed(declared.values()), strict=True):
+        optional = "" if each.is_required else "?"
+        first, later = (
+            lark.rule(f"{rule} {later}" + ("" if each.is_required else f" | {first}")),
+            lark.rule(f'(", " {rule}){optional} {later}'),
+        )
+    return first
+
+
+def _literal(lark: Lark, parameter: Parameter) -> str:
+    if parameter.types == {"boolean"}:
+        return '"True" | "False"'
+    return lark.json(parameter.schema)
 
 
 def _python_call(call: ast.expr) -> Call:
     """A call that names all of its arguments, which are literals. Raises ValueError for any other."""
     if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError
-    values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    values = {str(keyword.arg): literal_of(keyword.value) for keyword in call.keywords}
     try:
-        return Call(ast.unparse(call.func), _compact(values))
+        return Call(ast.unparse(call.func), json.dumps(values, ensure_ascii=False, allow_nan=False))
     except TypeError:  # what JSON has no word for
         raise ValueError from None
 
@@ -245,13 +338,6 @@ def _split_mark(before: str) -> tuple[str, str]:
     """What begins all calls, and what begins one, if they stand on lines of their own."""
     first, line, last = before.strip().rpartition("\n")
     return (first.strip(), last) if line else (last, last)
-
-
-def _value(text: str) -> Any:
-    try:
-        return parse_json(text.encode("utf-8", "replace"))
-    except ValueError:
-        return text
 
 
 def _compact(arguments: Any) -> str:
@@ -270,14 +356,18 @@ def tools_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def call_grammar(form: CallForm, tools: Mapping[str, Any]) -> str:
-    """A grammar, in Lark's form, of one call of one of some tools."""
-    begin, end = (json.dumps(mark) for mark in (form.begin + "\n", "\n" + form.end))
-    calls = " | ".join(f"call{i}" for i in range(len(tools)))
-    lines = [f"start: {begin if form.begin else ''} ({calls}) {end if form.end else ''}"]
-    for i, (name, schema) in enumerate(tools.items()):
-        lines += [
-            f"call{i}: {form.write(name, f'arguments{i}')}",
-            f"arguments{i}: {json_rule(schema)}",
-        ]
-    return "\n".join(lines)
+def call_grammar(form: CallForm, tools: Tools, lark: Lark, *, is_one: bool) -> Form:
+    """A call of one of some tools, or several calls, where the template writes several."""
+    several, one = form.between, form.written
+    if several is not None:
+        one = one.removeprefix(several.head).removesuffix(several.tail)
+    calls = []
+    for name, schema in tools.items():
+        known = {_NAME: lark.literal(name), _ARGUMENTS: f"({form.write(lark, schema)})"}
+        parts = re.split(f"({_NAME}|{_ARGUMENTS})", one)
+        calls.append(" ".join(known.get(part) or lark.literal(part) for part in parts if part))
+    rule = call = lark.rule(" | ".join(calls))
+    if several is not None:
+        more = "" if is_one else f"({lark.literal(several.between)} {call})*"
+        rule = f"{lark.literal(several.head)} {call} {more} {lark.literal(several.tail)}"
+    return Form("the schema of a tool", {"lark_grammar": lark.text(rule)})

@@ -21,7 +21,8 @@ from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
 from nnfront.engine.runner import Answer, Event, Runner
-from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
 from nnfront.llm.prompts import adapter_numbers
@@ -108,7 +109,7 @@ class Engine:
         return sequence.arrival
 
     def cancel(self, request: int, reason: str = "cancelled") -> None:
-        """End a request at the next step, if it has not ended."""
+        """End a request at the next step, if it has not ended; it counts as ended for this reason."""
         with self._changed:
             self._cancelled[request] = reason
             self._changed.notify()
@@ -131,14 +132,15 @@ class Engine:
         return self._runner.scheduler
 
     def counts(self) -> dict[str, float]:
-        """How much there is to do, and how full the cache is."""
+        """How much there is to do, and how full the cache is: pages that are remembered are not in use."""
         scheduler = self._scheduler
-        kept = self.limits.pages - scheduler.pages.free
+        with self._changed:
+            used = scheduler.pages.held_by(sequence.arrival for sequence in scheduler.running)
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "remembered": len(scheduler.remembered),
-            "pages_used": kept,
+            "pages_used": used,
             "pages": self.limits.pages,
             "preemptions": scheduler.preemptions,
             "drafted": self._runner.drafted,
@@ -219,7 +221,7 @@ class Engine:
         for number, reason in {**late, **self._cancelled}.items():
             if (request := requests.get(number)) is not None:
                 self._runner.finish(request)
-                self.stats.ended(reason, now - request.began)
+                self._ended(request, reason)
                 ended.append((request, Event(finish=reason)))
         self._cancelled.clear()
         return ended
@@ -230,11 +232,15 @@ class Engine:
         if not event.error:
             self._time(request)
         if event.finish is not None:
-            now = time.monotonic()
-            self.stats.ended(event.finish, now - request.began)
-            if request.first:
-                self.stats.decode.observe(now - request.first)
+            self._ended(request, event.finish)
         self._tell(request, event)
+
+    def _ended(self, request: _Request, reason: str) -> None:
+        """Count a request's end."""
+        now = time.monotonic()
+        self.stats.ended(reason, now - request.began)
+        if request.first:
+            self.stats.decode.observe(now - request.first)
 
     def _tell(self, request: _Request, event: Event) -> None:
         try:
@@ -262,7 +268,7 @@ class Engine:
                 self._runner.finish(lost[0])
         for request in lost:
             assert isinstance(request, _Request)
-            self.stats.ended("error", time.monotonic() - request.began)
+            self._ended(request, "error")
             self._tell(request, Event(finish="error", error=str(error)))
 
 

@@ -16,11 +16,9 @@ import numpy.typing as npt
 from nnfront.errors import RunError
 from nnfront.files import shown_text
 from nnfront.llm.tokenizer import Tokenizer
+from nnfront.serve.lark import BLANKS, Form, Lark, short
+from nnfront.serve.trial import ROOM_BYTES, SECONDS, Trial
 
-MAX_CHARACTERS = 1 << 16
-"""Of a schema, an expression or a grammar."""
-BLANKS = r"(\n[ ]{0,40})|[ ]?"
-"""Between the parts of JSON: a blank, or a new line and its indent. Some models would never end a run of blanks."""
 Matcher: TypeAlias = Callable[[], "TokenGrammar"]
 
 
@@ -59,68 +57,63 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, ends: Sequence[int]) -> None:
         self._tokenizer, self._vocab, self._ends = tokenizer, vocab, list(ends)
-        self._known: llguidance.LLTokenizer | None = None
+        self._known: tuple[llguidance.LLTokenizer, Trial] | None = None
         self._lock = Lock()
         self._threads = ThreadPoolExecutor(1, "nnfront-grammar")
 
-    def json_schema(self, schema: Any) -> Matcher:
-        """A JSON value that a schema allows. Raises RunError, as the other kinds do, for what cannot be compiled."""
-        return self._compiled(
-            "the schema",
-            lambda: llguidance.LLMatcher.grammar_from_json_schema(
-                _written(schema), overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
-            ),
-        )
+    def lark(self) -> Lark:
+        """Rules over the tokens of this tokenizer, to be put together."""
+        return Lark(self._tokenizer.special())
 
-    def regex(self, expression: str) -> Matcher:
-        """A text that a regular expression matches from its begin to its end."""
-        return self._compiled(
-            "the regular expression", lambda: llguidance.LLMatcher.grammar_from_regex(_short(expression))
-        )
-
-    def choice(self, texts: Sequence[str]) -> Matcher:
-        """One of some texts."""
-        written = " | ".join(json.dumps(text) for text in texts)
-        return self._compiled(
-            "the choice", lambda: llguidance.LLMatcher.grammar_from_lark(_short(f"start: {written}"))
-        )
-
-    def lark(self, grammar: str) -> Matcher:
-        """A text of a grammar in Lark's form."""
-        return self._compiled("the grammar", lambda: llguidance.LLMatcher.grammar_from_lark(_short(grammar)))
-
-    def _compiled(self, what: str, make: Callable[[], str]) -> Matcher:
+    def compiled(self, form: Form, before: str = "") -> Matcher:
+        """What makes an answer keep to a form; behind what a grammar says that ends with `@answer`, if there is one. Raises RunError for what cannot be compiled."""
+        grammars = [form.grammar]
+        if before:
+            grammars = [{"lark_grammar": before}, {**form.grammar, "name": "answer"}]
         with self._lock:
             if self._known is None:
-                self._known = llguidance.LLTokenizer(
-                    self._tokenizer.json(), n_vocab=self._vocab, eos_token=self._ends or None
-                )
-        known = self._known
-        try:
-            grammar = make()
-        except ValueError as error:
-            raise RunError(f"{what} cannot be compiled", details=[shown_text(str(error))]) from None
-        matcher = llguidance.LLMatcher(known, grammar, log_level=0)
+                made: dict[str, Any] = {
+                    "tokenizer": self._tokenizer.json(),
+                    "n_vocab": self._vocab,
+                    "eos_token": self._ends or None,
+                }
+                self._known = llguidance.LLTokenizer(**made), Trial(made)
+        tokenizer, trial = self._known
+        text = json.dumps({"grammars": grammars})
+        if not trial.ends(text):
+            raise RunError(
+                f"{form.what} cannot be compiled",
+                details=[f"that takes more than {SECONDS:g} s or {ROOM_BYTES >> 30} GiB"],
+            )
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
-            raise RunError(f"{what} cannot be compiled", details=[shown_text(matcher.get_error())])
+            raise RunError(f"{form.what} cannot be compiled", details=[shown_text(matcher.get_error())])
         return lambda: TokenGrammar(matcher.deep_copy(), self._threads)
 
 
-def json_rule(schema: Any) -> str:
-    """What a rule in Lark's form says of a JSON value that a schema allows."""
-    guided = {**schema, "x-guidance": {"whitespace_pattern": BLANKS}} if isinstance(schema, dict) else schema
-    return f"%json {json.dumps(guided)}"
-
-
-def _written(schema: Any) -> str:
-    text = schema if isinstance(schema, str) else json.dumps(schema)
-    return _short(text)
-
-
-def _short(text: str) -> str:
-    if len(text) > MAX_CHARACTERS:
-        raise RunError(
-            f"a grammar has {len(text)} characters, {MAX_CHARACTERS} are the most",
-            help="ask for less, or check the answer afterwards",
+def json_schema(schema: Any) -> Form:
+    """A JSON value that a schema allows. Raises RunError, as the other kinds do, for one that is too long or none."""
+    text = short(schema if isinstance(schema, str) else json.dumps(schema))
+    try:
+        made = llguidance.LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
         )
-    return text
+    except ValueError as error:
+        raise RunError("the schema cannot be compiled", details=[shown_text(str(error))]) from None
+    return Form("the schema", json.loads(made)["grammars"][0])
+
+
+def regex(expression: str) -> Form:
+    """A text that a regular expression matches from its begin to its end."""
+    made = llguidance.LLMatcher.grammar_from_regex(short(expression))
+    return Form("the regular expression", json.loads(made)["grammars"][0])
+
+
+def choice(texts: Sequence[str]) -> Form:
+    """One of some texts."""
+    return Form("the choice", {"lark_grammar": short(f"start: {Lark({}).one_of(texts)}")})
+
+
+def grammar(text: str) -> Form:
+    """A text of a grammar in Lark's form."""
+    return Form("the grammar", {"lark_grammar": short(text)})

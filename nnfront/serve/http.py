@@ -30,6 +30,8 @@ from nnfront.serve.service import Chunks
 
 MAX_BODY_BYTES = 8 << 20
 """Of a request: the text of a million tokens."""
+BODY_SECONDS = 120.0
+"""For a request's body to come."""
 Asked = TypeVar("Asked", bound=BaseModel)
 Log = Callable[[dict[str, Any]], None]
 _OPEN = ("/", "/health")
@@ -179,12 +181,16 @@ async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None
 
 
 async def read_body(kind: type[Asked], request: Request, most: int) -> Asked:
-    """What a request's body says. Raises Failure for one that is too large, no JSON, or no request of this kind."""
+    """What a request's body says. Raises Failure for one that is too large or too slow, no JSON, or no request of this kind."""
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > most:
-            raise Failure(413, f"the request has more than {most} bytes", code="request_too_large")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise Failure(413, f"the request has more than {most} bytes", code="request_too_large")
+    except TimeoutError:
+        raise Failure(408, f"the request took longer than {BODY_SECONDS:g} s to come") from None
     return await asyncio.to_thread(_understood, kind, bytes(data))  # a large one takes its time
 
 

@@ -39,7 +39,11 @@ class EngineMetrics(Collector):
         gauges = [
             ("num_requests_running", "Requests that are being answered", now["running"]),
             ("num_requests_waiting", "Requests that wait for their turn", now["waiting"]),
-            ("kv_cache_usage_perc", "Share of the pages that are in use", now["pages_used"] / now["pages"]),
+            (
+                "kv_cache_usage_perc",
+                "Share of the pages that are in use by requests that run",
+                now["pages_used"] / now["pages"],
+            ),
             ("snapshot_bytes", "Copies of recurrent states behind chunks of prompts", now["snapshot_bytes"]),
         ]
         for name, about, value in gauges:

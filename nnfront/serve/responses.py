@@ -91,6 +91,7 @@ class ResponsesRequest(Asked):
             stream_options=StreamOptions(include_usage=True),
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             reasoning_effort=self.reasoning.effort if self.reasoning is not None else None,
             response_format=None
             if form is None

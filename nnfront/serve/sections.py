@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from nnfront.errors import RunError
 from nnfront.llm.tokenizer import overlap
-from nnfront.serve.calls import Call, CallForm
+from nnfront.serve.calls import Call, CallForm, Tools
 from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.lark import Lark
 
 _TEXT, _THOUGHT = "probe text", "probe thought"
 Kind: TypeAlias = Literal["content", "reasoning", "call"]
@@ -56,14 +57,34 @@ def thoughts_of(template: ChatTemplate) -> Thoughts | None:
     return Thoughts("<think>", "</think>") if "</think>" in template.source else None
 
 
+def thoughts_grammar(thoughts: Thoughts, lark: Lark, *, is_thinking: bool) -> str:
+    """A grammar of an answer behind reasoning, if there is some or it has been begun."""
+    reasoning, blanks = f"{lark.until(thoughts.end)} /\\n{{0,2}}/", ""
+    if not is_thinking:
+        reasoning, blanks = f"({lark.literal(thoughts.begin)} {reasoning})?", "/\\n{0,2}/"
+    opening = f"({lark.literal(thoughts.opening)})?" if thoughts.opening else ""
+    return lark.text(f"{blanks} {reasoning} {opening} @answer")
+
+
 class Sections:
     """A text that comes in pieces, as pieces of sections: what they are, and text, or a whole call.
 
     `thoughts`: what stands around reasoning, if it may begin with some; `is_thinking`: whether it begins within it, as the prompt has begun it.
+    `tools`: those that may be called; with `is_one` calls behind the first are left out.
     """
 
-    def __init__(self, form: CallForm | None, thoughts: Thoughts | None, *, is_thinking: bool) -> None:
+    def __init__(
+        self,
+        form: CallForm | None,
+        thoughts: Thoughts | None,
+        *,
+        is_thinking: bool,
+        tools: Tools | None = None,
+        is_one: bool = False,
+    ) -> None:
         self._form = form
+        self._tools: Tools = tools or {}
+        self._most = 1 if is_one else None
         self._kind: Kind = "reasoning" if is_thinking else "content"
         self._thoughts = thoughts
         self._held = ""
@@ -135,8 +156,11 @@ class Sections:
     def _called(self, text: str) -> list[tuple[Kind, str | Call]]:
         assert self._form is not None
         self._is_first = False
-        calls = self._form.read(text.strip())
+        calls = self._form.read(text.strip(), self._tools)
         if calls is None:  # no call after all
             return [("content", self._form.begin + text + self._form.end)]
         self._skipped = " \t\n"
-        return [("call", call) for call in calls]
+        found: list[tuple[Kind, str | Call]] = [("call", call) for call in calls[: self._most]]
+        if self._most is not None:
+            self._most -= len(found)
+        return found

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 from nnfront.engine.params import Params
 from nnfront.serve.answers import Answer, Piece, Wanted, together
-from nnfront.serve.calls import CallForm, call_form, call_grammar, tools_of
+from nnfront.serve.calls import CallForm, Tools, call_form, call_grammar, tools_of
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure, check_model
-from nnfront.serve.grammar import Grammars, Matcher
+from nnfront.serve.grammar import Grammars, Matcher, choice, grammar, json_schema, regex
+from nnfront.serve.lark import Form
 from nnfront.serve.log import Call
 from nnfront.serve.protocol import (
     ChatRequest,
@@ -33,7 +34,7 @@ from nnfront.serve.replies import (
     completion_logprobs,
     usage,
 )
-from nnfront.serve.sections import Sections, thoughts_of
+from nnfront.serve.sections import Sections, thoughts_grammar, thoughts_of
 
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
 COMPLETION_TOKENS = 16
@@ -75,7 +76,9 @@ class Service:
         head = Head("text_completion", f"cmpl-{call.number}", model)
         sampling = self.engine.llm.sampling
         params = request.params(sampling, max_tokens=max_tokens, logprobs=request.logprobs)
-        answers = self._answers(call, request, prompts, params, self._grammar(request.structured_outputs))
+        wanted = _structured(request.structured_outputs)
+        matcher = None if wanted is None else self.grammars.compiled(wanted)
+        answers = self._answers(call, request, prompts, params, matcher)
         echoed = [self.tokenizer.decode(ids) if request.echo else "" for ids in prompts]
         count = len(answers) // len(prompts)
         texts = [echoed[i // count] for i in range(len(answers))]
@@ -149,18 +152,22 @@ class Service:
         given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         params = request.params(self.engine.llm.sampling, max_tokens=given, logprobs=logprobs)
-        form, grammar = self._calls(request)
-        grammar = (
-            grammar or self._grammar(request.structured_outputs) or self._formatted(request.response_format)
-        )
+        tools = tools_of(request.tools or ()) if request.tool_choice != "none" else {}
+        is_one = request.parallel_tool_calls is False
+        form, wanted = self._calls(request, tools)
+        wanted = wanted or _structured(request.structured_outputs) or _formatted(request.response_format)
         assert self.template is not None
-        thoughts = thoughts_of(self.template) if grammar is None else None
+        thoughts = thoughts_of(self.template)
         is_thinking = thoughts is not None and text.rstrip().endswith(thoughts.begin)
+        before = ""
+        if wanted is not None and thoughts is not None and not text.rstrip().endswith(thoughts.end):
+            before = thoughts_grammar(thoughts, self.grammars.lark(), is_thinking=is_thinking)
+        matcher = None if wanted is None else self.grammars.compiled(wanted, before)
         shows_special = thoughts is not None or form is not None
-        answers = self._answers(call, request, [prompt], params, grammar, shows_special=shows_special)
+        answers = self._answers(call, request, [prompt], params, matcher, shows_special=shows_special)
 
         def sections() -> Sections:
-            return Sections(form, thoughts, is_thinking=is_thinking)
+            return Sections(form, thoughts, is_thinking=is_thinking, tools=tools, is_one=is_one)
 
         head = Head("chat.completion", f"chatcmpl-{call.number}", model)
         if request.stream:
@@ -185,13 +192,19 @@ class Service:
         return self._whole(head, [len(prompt)], answers, [""] * len(answers), choice)
 
     def chat_text(self, request: ChatRequest) -> str:
-        """The prompt of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""
+        """The prompt of a conversation. Raises Failure for a model without a chat template, and for messages that are none, RunError for those that it refuses."""
         if self.template is None:
             raise Failure(
                 400,
                 "this model has no chat template, so it takes no messages; /v1/completions takes a text, "
                 "and the server a template: nnfront serve --chat-template FILE",
             )
+        for i, message in enumerate(request.messages):
+            if not isinstance(message.get("role"), str):
+                raise Failure(400, f"message {i} has no role", param="messages")
+            if not isinstance(message.get("content"), str | list | None):
+                what = f"message {i} has a content of type {type(message['content']).__name__!r}"
+                raise Failure(400, f"{what}, expected a text or a list of parts", param="messages")
         more = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             more.setdefault("reasoning_effort", request.reasoning_effort)
@@ -233,30 +246,30 @@ class Service:
         self.model(request.model)
         return {"prompt": self.tokenizer.decode(request.tokens, special=True)}
 
-    def _calls(self, request: ChatRequest) -> tuple[CallForm | None, Matcher | None]:
-        """How the answer may write calls of tools, and what makes it be one where it must. Raises Failure if that cannot be."""
-        choice = request.tool_choice
-        if not request.tools or choice == "none":
+    def _calls(self, request: ChatRequest, tools: Tools) -> tuple[CallForm | None, Form | None]:
+        """How the answer may write calls of tools, and what it is where it must be some. Raises Failure if that cannot be."""
+        choice, is_one = request.tool_choice, request.parallel_tool_calls is False
+        if not tools:
             if choice not in (None, "none", "auto"):
                 raise Failure(400, "tool_choice asks for a call, but there are no tools", param="tool_choice")
             return None, None
-        tools = tools_of(request.tools)
         assert self.template is not None
         form = call_form(self.template)
         if choice in (None, "auto"):
             return form, None
         if isinstance(choice, dict):
-            name = (choice.get("function") or {}).get("name", choice.get("name"))
-            if name not in tools:
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else choice.get("name")
+            if not isinstance(name, str) or name not in tools:
                 raise Failure(
                     400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice"
                 )
-            tools = {name: tools[name]}
+            tools, is_one = {name: tools[name]}, True
         if form is None:
             raise Failure(
                 400, "this model's chat template does not say how it calls tools", param="tool_choice"
             )
-        return form, self.grammars.lark(call_grammar(form, tools))
+        return form, call_grammar(form, tools, self.grammars.lark(), is_one=is_one)
 
     def _prompts(self, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
         if isinstance(prompt, str):
@@ -266,32 +279,6 @@ class Service:
         if isinstance(prompt[0], int):
             return [prompt]
         return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompt]
-
-    def _grammar(self, wanted: StructuredOutputs | None) -> Matcher | None:
-        """What an answer may be. Raises Failure for more than one thing, RunError for what cannot be compiled."""
-        if wanted is None:
-            return None
-        said = [name for name, value in wanted.model_dump().items() if value not in (None, False)]
-        if len(said) != 1:
-            raise Failure(
-                400, "structured_outputs says not one thing that an answer may be", param="structured_outputs"
-            )
-        if wanted.regex is not None:
-            return self.grammars.regex(wanted.regex)
-        if wanted.choice is not None:
-            return self.grammars.choice(wanted.choice)
-        if wanted.grammar is not None:
-            return self.grammars.lark(wanted.grammar)
-        return self.grammars.json_schema({"type": "object"} if wanted.json_object else wanted.json_)
-
-    def _formatted(self, wanted: ResponseFormat | None) -> Matcher | None:
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return self.grammars.json_schema({"type": "object"})
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise Failure(400, "response_format of type 'json_schema' has no schema", param="response_format")
-        return self.grammars.json_schema(wanted.json_schema.schema_)
 
     def _answers(
         self,
@@ -329,3 +316,31 @@ class Service:
         ]
         call.prompts, call.answers = [len(ids) for ids in prompts], answers
         return answers
+
+
+def _structured(wanted: StructuredOutputs | None) -> Form | None:
+    """What an answer may be. Raises Failure for more than one thing, RunError for what is too long."""
+    if wanted is None:
+        return None
+    said = [name for name, value in wanted.model_dump().items() if value not in (None, False)]
+    if len(said) != 1:
+        raise Failure(
+            400, "structured_outputs says not one thing that an answer may be", param="structured_outputs"
+        )
+    if wanted.regex is not None:
+        return regex(wanted.regex)
+    if wanted.choice is not None:
+        return choice(wanted.choice)
+    if wanted.grammar is not None:
+        return grammar(wanted.grammar)
+    return json_schema({"type": "object"} if wanted.json_object else wanted.json_)
+
+
+def _formatted(wanted: ResponseFormat | None) -> Form | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_schema({"type": "object"})
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise Failure(400, "response_format of type 'json_schema' has no schema", param="response_format")
+    return json_schema(wanted.json_schema.schema_)

@@ -124,6 +124,12 @@ class Held:
     length: int
     tables: tuple[PageTable, ...]
 
+    def cut(self, length: int) -> Held:
+        """The same of fewer tokens: the pages of the others are given back."""
+        for table in self.tables:
+            table.cut(0, SequenceLengths((length,), table.pages_tensor.device))
+        return replace(self, length=length)
+
     def with_windows_of(self, other: Held) -> Held:
         """The same, but where tokens are dropped behind a window the pages that the other holds, and its length: it may have been before these were dropped."""
         both = zip(self.tables, other.tables, strict=True)
@@ -288,8 +294,10 @@ def make_paged(
     for (window, batch, max_seq), types in groups.items():
         assert isinstance(batch, int)
         assert isinstance(max_seq, int)
-        columns = -(-max_seq // page_size)
-        count = batch * columns if pages is None else pages
+        longest = -(-max_seq // page_size)
+        # Pages of each sequence begin at 16 bytes, as kernels are compiled for.
+        columns = -(-longest // 4) * 4
+        count = batch * longest if pages is None else pages
         parts = [allocate(each.per_token, (), (count, page_size), coded, device) for each in types.values()]
         # One object for all layers: they know by it that they go through the same lengths.
         empty = SequenceLengths((0,) * batch, device)

@@ -182,6 +182,14 @@ def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str
         sums = found.loop.get("FADD", 0) + found.loop.get("FFMA", 0)
         if sums < accumulators(build.config, arch):
             broken.append(f"{sums} float32 additions in the loop: sums stay in the tensor core")
+    bars = sum(n for opcode, n in found.loop.items() if opcode.startswith("BAR"))
+    if (
+        build.kernel in SPLIT
+        and build.arch == "sm_90"
+        and build.config.block_m <= 64
+        and bars > most_bars(build)
+    ):
+        broken.append(f"{bars} barriers in the loop: something changes hands through shared memory")
     wide = {name for name in found.loads if name.endswith((".128", "UTMALDG"))}
     # The others also load partial sums, scales or a single row of x.
     if (build.kernel != "moe_routing" and not wide) or (
@@ -189,6 +197,14 @@ def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str
     ):
         broken.append(f"narrow loads {found.loads}")
     return broken
+
+
+def most_bars(build: Build) -> int:
+    """Barriers in a step of a product of few rows. Zero points reach the threads that unpack weights of 64 rows through shared memory."""
+    unpacks_64 = (
+        build.config.block_m == 64 and isinstance(build.shape, MatmulShape) and build.shape.zero_points
+    )
+    return 6 if unpacks_64 else 4
 
 
 def over_budget(build: Build, found: Report, budgets: dict[str, dict[str, int]]) -> list[str]:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
+import quick_interpreter
 import torch
 
 # pytest shows what this process prints, and torch's profiler tells of each run of it.
@@ -34,30 +34,6 @@ def worker(interpret: str) -> Iterator[ProcessPoolExecutor]:
 def _start() -> None:
     torch.set_num_threads(1)
     if os.environ["TRITON_INTERPRET"] == "1":
-        patch_once_a_launch()
+        quick_interpreter.install()
     # The interpreter computes what a mask throws away, infinities among it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
-
-
-def patch_once_a_launch() -> None:
-    """Have the interpreter put its functions in the place of Triton's when a kernel starts, and not again with each function that the kernel calls.
-
-    To look for what is still to be replaced took half of the time that kernels took.
-    """
-    from triton.runtime import interpreter
-
-    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    done: set[str] = set()
-
-    def once(function: Callable[..., Any]) -> Any:
-        module = function.__globals__["__name__"]  # what is replaced depends on what its file imports
-        if module in done:
-            return None  # only a kernel takes back what was replaced, and it comes first
-        done.add(module)
-        return patch(function)
-
-    def launched(*arguments: Any, **options: Any) -> None:
-        done.clear()
-        launch(*arguments, **options)
-
-    interpreter._patch_lang, interpreter.GridExecutor.__call__ = once, launched

@@ -26,6 +26,7 @@ from kernel_budgets import (
     over_budget,
     relatives,
 )
+from kernel_cases import SPLIT
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
 from nnfront_kernels.common import ARCHS, Config
@@ -128,13 +129,16 @@ def chosen(name: str, rows: int, group: int = 0) -> Build:
 
 @pytest.mark.parametrize(
     ("build", "barriers"),
-    [
-        (chosen("matmul_small_m", 1), 0),
-        (chosen("matmul_small_m", 64), 2),
-        (chosen("matmul_int4", 64, 128), 4),
-        (chosen("matmul_int4", 32, 128), 2),
-        (chosen("matmul_int4", 16, 128), 2),
-    ],
+    few_of(
+        [
+            (chosen("matmul_small_m", 1), 0),
+            (chosen("matmul_int4", 32, 128), 2),
+            (chosen("matmul_small_m", 64), 2),
+            (chosen("matmul_int4", 16, 128), 2),
+            (chosen("matmul_int4", 64, 128), 4),
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_a_step_of_k_waits_for_the_other_warps_no_more_often_than_it_must(compiled, build, barriers):
@@ -234,6 +238,17 @@ def test_spills_in_a_loop_are_never_taken():
     assert "3 of them in the loop" in broken_rules(FEW[0], spilling, 3)
 
 
+@pytest.mark.parametrize(("zero_points", "most"), [(False, 4), (True, 6)])
+def test_what_changes_hands_in_the_loop_of_a_product_of_few_rows_is_found(zero_points, most):
+    shape = MatmulShape(64, 4096, 4096, group=128, zero_points=zero_points)
+    build = next(b for b in ALL if b.kernel == "matmul_int4" and b.arch == "sm_90" and b.config.block_m == 64)
+    found = {"spills": 0, "shared_bytes": 0, "registers": 1, "serialized": False, "mma": {}, "loads": {}}
+    for bars in (most, most + 1):
+        report = SimpleNamespace(**found, loop={"BAR.SYNC.DEFER_BLOCKING": bars})
+        said = f"{bars} barriers in the loop: something changes hands through shared memory"
+        assert (said in broken_rules(replace(build, shape=shape), report)) == (bars > most)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spill", SPILLED.get(TRITON, ()), ids=str)
 def test_what_is_left_out_for_its_spills_spills(compiled, spill):
@@ -244,8 +259,10 @@ def test_what_is_left_out_for_its_spills_spills(compiled, spill):
     (config,) = [c for c in configs if c.block_m == spill.block_m]
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
     config = replace(config, split_k=4, block_k=group or config.block_k)
-    build = Build(spill.kernel, spill.arch, config, shape, dtype)
-    assert compiled(compile_build, build).spills > 0
+    # With one tile above the other or several: of some kernels one of the two spills.
+    shapes = (shape, replace(shape, m=SPLIT[spill.kernel]))
+    found = [compiled(compile_build, Build(spill.kernel, spill.arch, config, s, dtype)) for s in shapes]
+    assert max(report.spills for report in found) > 0
 
 
 @pytest.mark.parametrize("build", marked(FEW), ids=str)

@@ -19,14 +19,11 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
-from few_of import few_of
 from kernel_checks import EPS32, SUM, hopper_drift
-from nnfront_kernels import Kernel, ahead
-from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_kernels import Kernel
+from nnfront_kernels.common import Plan
 from nnfront_kernels.quantized import FP8
 from torch.utils._pytree import tree_map
-
-from nnfront.backends.device import overriding_device
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -93,58 +90,6 @@ def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
     assert {row["kernel"] for row in results["launches"]} == {"matmul_small_m_kernel", "moe_combine_kernel"}
 
 
-@pytest.mark.matrix
-def test_machine_code_is_compiled_before_and_found_by_its_key(parts, monkeypatch, tmp_path):
-    done = bench("--compile", "--dry", "--only", "moe_combine", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "kernels for sm_90" in done.stdout
-    made = {file.stem for file in (tmp_path / "sm_90").glob("*.json")}
-    assert made
-    assert made == {file.stem for file in (tmp_path / "sm_90").glob("*.cubin")}
-    compiled = importlib.import_module("compiled")
-    monkeypatch.setattr(compiled, "launcher_for", lambda found, device: {cubin.key for cubin in found.cubins})
-    assert compiled.launcher("sm_90", tmp_path) == made
-    assert compiled.launcher("sm_100", tmp_path) is None
-
-
-class Anything:
-    """What every number is less than: results of kernels that were not launched are not looked at."""
-
-    def __gt__(self, other: object) -> bool:
-        return True
-
-
-def launched_and_compiled(file: str, quant: str | None) -> tuple[set[str], set[str]]:
-    """The keys of what a comparison on a GPU launches, found with tensors on the CPU, and of what is compiled for it."""
-    sys.path.insert(0, str(SCRIPT.parent / "gpu"))
-    architectures = importlib.import_module("architectures")
-    usual, architectures.NEAR = architectures.NEAR, Anything()
-    launched: set[str] = set()
-    try:
-        with (
-            overriding_device(torch.device("cpu")),
-            planning_for("sm_90"),
-            launched_by(lambda plan: launched.add(ahead.key_of(plan, "sm_90"))),
-        ):
-            for page_size in (None, architectures.PAGE):
-                found = architectures.compared(file, quant, page_size, dry=False)
-                assert isinstance(found, dict), found
-    finally:
-        architectures.NEAR = usual
-        sys.path.remove(str(SCRIPT.parent / "gpu"))
-    return launched, {ahead.key_of(plan, "sm_90") for plan in architectures.plans(file, quant, "sm_90")}
-
-
-@pytest.mark.parametrize(
-    ("file", "quant"),
-    few_of([("llama", "int4"), ("mamba2", None), ("deepseek_v3", None), ("qwen3_moe", "int8")]),
-)
-def test_what_architectures_launch_on_a_gpu_is_compiled_before(compiled, file, quant):
-    launched, known = compiled(launched_and_compiled, file, quant)
-    assert launched
-    assert launched <= known
-
-
 @pytest.fixture
 def parts(monkeypatch):
     """The modules of bench/gpu, without running anything."""
@@ -169,19 +114,22 @@ def test_an_unknown_part_is_refused(parts, capsys):
     assert "parts are model, runtime, first, edges, full, " in capsys.readouterr().err
 
 
-# A part of four cases: the second one faults, the third hangs.
+# A part of five cases: the second one faults, the third hangs, the fourth is wrong and leaves a device that takes no more work.
 FAULTY = """
 import json, os, sys, time
 skip = int(sys.argv[3].removeprefix("--skip="))
 with open(sys.argv[2], "a", buffering=1) as file:
     say = lambda **line: file.write(json.dumps(line) + "\\n")
-    for i in range(skip, 4):
+    for i in range(skip, 5):
         say(begun=f"case {i}")
         if i == 1:
             print("a fault", flush=True)
             os.abort()
         if i == 2:
             time.sleep(3600)
+        if i == 3:
+            say(ended=f"case {i}", wrong=[{"case": f"case {i}", "why": "an illegal address"}])
+            sys.exit(3)
         say(ended=f"case {i}", rows=[i])
 """
 
@@ -203,12 +151,63 @@ def run_faulty(run, monkeypatch, tmp_path, seconds: float) -> list[dict]:
 
 def test_a_case_that_faults_or_hangs_costs_itself_alone(parts, monkeypatch, tmp_path):
     lines = run_faulty(parts[0], monkeypatch, tmp_path, 1e6)
-    assert [line.get("rows") for line in lines] == [[0], None, None, [3]]
-    fault, hang = (line["wrong"][0] for line in lines if "wrong" in line)
+    assert [line.get("rows") for line in lines] == [[0], None, None, None, [4]]
+    fault, hang, told = (line["wrong"][0] for line in lines if "wrong" in line)
     assert fault["case"] == "full case 1"
     assert fault["why"].startswith("the process ended with SIGABRT")
     assert "a fault" in fault["why"]
     assert (hang["case"], hang["why"].split("\n")[0]) == ("full case 2", "nothing happened for 100 s")
+    assert told == {"case": "case 3", "why": "an illegal address"}
+    assert "a fault" in parts[0].read(tmp_path / "full.jsonl")[-1]["printed"]
+
+
+@pytest.mark.parametrize("before", [[], [{"begun": "case 0"}, {"ended": "case 0", "wrong": [{}]}]])
+def test_a_process_that_begins_no_case_is_not_begun_again(parts, monkeypatch, tmp_path, before):
+    run, waiting = parts[0], [*before]
+
+    def ended(command, file, *_) -> str:
+        while waiting:
+            run.append(file, waiting.pop(0))
+        return "the process ended with 1"
+
+    monkeypatch.setattr(run, "watched", ended)
+    lines = run.run_part("full", SimpleNamespace(seconds=1e6, passed=[], dry=False), tmp_path)
+    assert len(lines) == len(before) // 2 + 1
+    assert lines[-1]["wrong"] == [{"case": "full before its next case", "why": "the process ended with 1\n"}]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_call_leaves_no_more_files_than_are_brought_back(parts, monkeypatch, tmp_path, call):
+    run = parts[0]
+
+    def watched(command, file, log, *_) -> None:
+        run.append(file, {"begun": "case 0"})
+        run.append(file, {"ended": "case 0"})
+        log.write_text("a warning")
+
+    monkeypatch.setattr(run, "watched", watched)
+    monkeypatch.setattr(run, "machine", lambda dry: {})
+    assert run.main([str(call), "--out", str(tmp_path)]) == 0
+    files = sorted(tmp_path.iterdir())
+    assert len(files) <= 8, files
+    for part in run.CALLS[call]:
+        assert run.read(tmp_path / f"{part}.jsonl")[-1] == {"printed": "a warning"}
+
+
+def test_a_table_without_ceilings_is_still_one(parts):
+    row = {
+        "kernel": "softmax",
+        "dtype": "float16",
+        "shape": {"rows": 1},
+        "config": dict.fromkeys(("block_m", "block_n", "block_k", "num_warps", "num_stages", "split_k"), 1),
+        "chosen": True,
+        "us": 1.0,
+        "tflop_s": 1.0,
+        "gb_s": 1.0,
+        "versus_us": None,
+    }
+    table = importlib.import_module("table")
+    assert "| 1 |  |" in table.table({"machine": {}, "ceilings": {}, "rows": [row]})
 
 
 def test_a_rehearsal_has_all_the_time_that_it_takes(parts, monkeypatch, tmp_path):

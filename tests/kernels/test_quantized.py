@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels import KernelError
-from nnfront_kernels.nibbles import UNPACK_BF16, UNPACK_FP16
+from nnfront_kernels.nibbles import UNPACK_BF16, UNPACK_BF16_FROM, UNPACK_FP16, UNPACK_FP16_FROM
 from nnfront_kernels.quantized import (
     GROUPS,
     dequantize_int4,
@@ -61,9 +61,10 @@ def test_a_weight_lies_where_the_docstring_says(group, k):
     assert torch.equal(pack_int4(nibbles, group), want)
 
 
-def run_assembly(text: str, word: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The outputs $0..$3 of the unpacking assembly for int32 words, each as pairs of `dtype` [..., 2]."""
-    registers = {"$4": word}
+def run_assembly(text: str, word: torch.Tensor, dtype: torch.dtype, off: int = 0) -> list[torch.Tensor]:
+    """The outputs $0..$3 of the unpacking assembly for int32 words, each as pairs of `dtype` [..., 2]; `off`: what a pair is moved by."""
+    pair = torch.tensor([off, off], dtype=dtype).view(torch.uint16).long()
+    registers = {"$4": word, "$5": pair[0] | pair[1] << 16}
 
     def value(name: str) -> torch.Tensor:
         return (
@@ -96,21 +97,27 @@ def run_assembly(text: str, word: torch.Tensor, dtype: torch.dtype) -> list[torc
 
 
 @pytest.mark.parametrize(
-    ("text", "dtype"),
-    [(UNPACK_BF16.value, torch.bfloat16), (UNPACK_FP16.value, torch.float16)],
-    ids=["bf16", "fp16"],
+    ("text", "dtype", "own"),
+    [
+        (UNPACK_BF16.value, torch.bfloat16, None),
+        (UNPACK_FP16.value, torch.float16, None),
+        (UNPACK_BF16_FROM.value, torch.bfloat16, lambda zero: -128 - zero),
+        (UNPACK_FP16_FROM.value, torch.float16, lambda zero: 1024 + zero),
+    ],
+    ids=["bf16", "fp16", "bf16 zero points", "fp16 zero points"],
 )
-def test_the_assembly_unpacks_every_byte_in_every_lane(text, dtype):
+def test_the_assembly_unpacks_every_byte_in_every_lane(text, dtype, own):
     group = 32
     nibbles = (
         torch.arange(256)[:, None] * torch.tensor([1, 3, 5, 7] * 8)[None, :] + torch.arange(group)
     ) % 16
     nibbles[:, 16:] = (torch.arange(256)[:, None] // 16 + torch.arange(16)) % 16
     words = pack_int4(nibbles, group).view(torch.int32).long() & 0xFFFFFFFF  # [256, 4]
-    out = run_assembly(text, words, dtype)
-    low, high = torch.cat(out[:2], -1), torch.cat(out[2:], -1)  # the element order of pack=4
-    assert torch.equal(low.flatten(1).long(), nibbles[:, :16] - 8)
-    assert torch.equal(high.flatten(1).long(), nibbles[:, 16:] - 8)
+    for zero in (8,) if own is None else range(17):
+        out = run_assembly(text, words, dtype, 0 if own is None else own(zero))
+        low, high = torch.cat(out[:2], -1), torch.cat(out[2:], -1)  # the element order of pack=4
+        assert torch.equal(low.flatten(1).long(), nibbles[:, :16] - zero)
+        assert torch.equal(high.flatten(1).long(), nibbles[:, 16:] - zero)
 
 
 def test_the_assembly_has_one_instruction_for_each_pair_and_step():

@@ -102,7 +102,7 @@ COPIES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "usual", "copies"), few_of(COPIES, 5))
+@pytest.mark.parametrize(("name", "options", "usual", "copies"), few_of(COPIES, 3))
 def test_caches_share_what_was_captured_whatever_torch_reads_and_writes_of_them(
     interpreted, name, options, usual, copies
 ):

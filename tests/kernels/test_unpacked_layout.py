@@ -16,20 +16,25 @@ from nnfront_kernels.inspect import plan_for
 
 BUILDS = [build for build in builds(matmul_int4.KERNEL) if not build.shape.gated and not build.wide]
 # Tiles for the tensor cores of a warp and of four, and a group that is smaller than what a warp loads.
-PLAIN = [b for b in BUILDS if b.arch == "sm_90" and b.shape.group in (32, 128) and not b.shape.zero_points]
-FEW = [b for b in PLAIN if (b.shape.group, b.config.block_m) in ((128, 64), (32, 16))]
+PLAIN = [b for b in BUILDS if b.arch == "sm_90" and b.shape.group in (32, 128)]
+FEW = [
+    b for b in PLAIN if (b.shape.group, b.config.block_m) in ((128, 64), (32, 16))
+]  # with and without zero points
 
 
 def neighbours_along_k(ttgir: str) -> list[int]:
     """How many neighbours along K a thread has in a row in the operand [K, N] of each piece of assembly; 0 for a layout not known here."""
     found = []
-    for operands in re.findall(r"elementwise_inline_asm .*: tensor<[^>]*?(#.*)> ->", ttgir):
-        operand = re.search(r"#ttg\.dot_op<\{opIdx = 1, parent = #\w+, kWidth = (\d+)\}>", operands)
+    unpacked = r"elementwise_inline_asm .* -> tensor<[^#]*(#.*?)>(?:, tensor| loc|$)"  # as the operands are
+    for layout in re.findall(unpacked, ttgir, re.MULTILINE):
+        operand = re.search(r"#ttg\.dot_op<\{opIdx = 1, parent = #\w+, kWidth = (\d+)\}>", layout)
         if operand:
             found.append(int(operand[1]))
             continue
-        layout = re.search(rf"^{operands} = #ttg\.blocked<(.*)>$", ttgir, re.MULTILINE)
-        blocked = layout and re.search(r"sizePerThread = \[(\d+), \d+\].* order = \[0, 1\]", layout[1])
+        found_layout = re.search(rf"^{layout} = #ttg\.blocked<(.*)>$", ttgir, re.MULTILINE)
+        blocked = found_layout and re.search(
+            r"sizePerThread = \[(\d+), \d+\].* order = \[0, 1\]", found_layout[1]
+        )
         found.append(int(blocked[1]) if blocked else 0)
     return found
 

@@ -264,6 +264,13 @@ def test_the_tensors_for_kernels_stay_where_they_are(cache):
     assert fork[0].page_table.data_ptr() != layer.page_table.data_ptr()
 
 
+@pytest.mark.parametrize("max_seq", [1, 160, 200])
+def test_the_pages_of_each_sequence_begin_where_kernels_are_compiled_for(max_seq):
+    for cache in (made := new_cache(3, max_seq, (None,), HEADS, SIZE, page_size=16), made.fork([1, 0, 1])):
+        assert [cache.rows(i)[0].page_table.data_ptr() % 16 for i in range(3)] == [0, 0, 0]
+    assert made.pages == 3 * -(-max_seq // 16), "which takes no page more"
+
+
 def test_nan_of_one_sequence_does_not_reach_the_next_that_gets_its_page(cache):
     nan = torch.full((1, 32, HEADS, SIZE), torch.nan)
     cache.rows(0)[0].append(nan, nan)

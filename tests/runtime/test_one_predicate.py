@@ -30,8 +30,8 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     found: list[Run] = []
     rows_of = tape._Planner._rows_of
 
-    def noted(planner: tape._Planner, run: Run) -> int | None:
-        rows = rows_of(planner, run)
+    def noted(planner: tape._Planner, run: Run, kind: int) -> int | None:
+        rows = rows_of(planner, run, kind)
         if rows is None and run.kernel in WRITERS:
             found.append(run)
         return rows

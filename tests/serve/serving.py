@@ -23,9 +23,7 @@ from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 
 FOLDER = Path(nn.__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
-LIMITS = Limits(
-    max_model_len=256, pages=160, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64, remembered=8
-)
+LIMITS = Limits(max_model_len=256, pages=160, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64)
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 Result = TypeVar("Result")
 
@@ -66,13 +64,15 @@ def _whole(path: str) -> str:
 
 
 @contextmanager
-def served(client: Client) -> Iterator[str]:
-    """The application on a socket, at this address."""
+def served(client: Client, **more: Any) -> Iterator[str]:
+    """The application on a socket, at this address; `more` are settings of uvicorn's."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(client.app, log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(client.app, log_level="warning", **more))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(HANGS_SECONDS)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join(HANGS_SECONDS)
         assert not thread.is_alive()

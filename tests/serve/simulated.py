@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine without a model, which says where the scheduler is wrong."""
+"""An engine without a model, which says where the scheduler is wrong; and sequences that are answered by steps alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import random
 from collections.abc import Iterable
 
 from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
-from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler, Step
+from nnfront.engine.sequence import Sequence
 from nnfront.errors import Busy
 
 
@@ -40,7 +41,7 @@ class Cache:
                     del self.rows[cut][length:]
                     self.seen[cut] = list(self.rows[cut]) if self.snapshots is None else self.before[cut]
                 case Remember(kept, length):
-                    self.held[kept] = self.rows.pop(kept)[:length]
+                    self.held[kept] = (self.held if kept in self.held else self.rows).pop(kept)[:length]
                     assert len(self.held[kept]) == length
                 case Drop(dropped):
                     assert (self.rows if dropped in self.rows else self.held).pop(dropped) is not None
@@ -50,7 +51,7 @@ class Cache:
                 case Forget(number):
                     del self.saved[number]
             assert len(self.rows) <= self.limits.max_num_seqs
-            assert len(self.held) <= self.limits.remembered + 1
+            assert self.limits.remembers or not self.held
             assert len(self.saved) <= (self.snapshots or 0)
         self.before.clear()
 
@@ -216,3 +217,42 @@ class Simulation:
 
 def drawn(tokens: list[int]) -> int:
     return sum(tokens[-3:]) % 5
+
+
+def computed(scheduler: Scheduler, step: Step) -> list[Sequence]:
+    """Count what a step has computed; the sequences whose next token can be drawn."""
+    work = [*((sequence, 1) for sequence in step.decode), *step.chunks]
+    for sequence, count in work:
+        scheduler.computed(sequence, count)
+    return [sequence for sequence, _ in work if sequence.computed == len(sequence.tokens)]
+
+
+def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
+    """The steps until all are answered."""
+    left, steps = list(sequences), []
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    while left:
+        steps.append(scheduler.step())
+        for sequence in computed(scheduler, steps[-1]):
+            sequence.tokens.append(7)
+            if len(sequence.tokens) == sequence.most:
+                scheduler.finish(sequence)
+                left.remove(sequence)
+    return steps
+
+
+def limits(**given: int) -> Limits:
+    known = {
+        "max_model_len": 64,
+        "pages": 32,
+        "max_num_seqs": 4,
+        "page_size": 2,
+        "chunk": 4,
+        "step_tokens": 8,
+    }
+    return Limits(**{**known, **given})
+
+
+def sequence(arrival: int, prompt: int, new: int, first: int = 0) -> Sequence:
+    return Sequence(arrival, [first + i for i in range(prompt)], prompt, prompt + new)

@@ -258,6 +258,27 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     assert sum(sums[name] for name in parts) == pytest.approx(sums["e2e_request_latency"])
 
 
+def test_an_answer_that_a_stop_string_ends_counts_as_stopped(engine: Engine, client: Client) -> None:
+    body = {"prompt": "import os", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    said = client.post("completions", {**body, "max_tokens": 8}).json()["choices"][0]["text"]
+    Stop(engine, 12, lambda: bool(engine._cancelled))  # it goes no further before it hears of the string
+    reply = client.post("completions", {**body, "stop": said[2:6]}).json()["choices"][0]
+    assert (reply["text"], reply["finish_reason"]) == (said[:2], "stop")
+    engine.close(drain=True)
+    text = client.get("/metrics").text
+    for reason in ("length", "stop"):
+        assert f'nnfront:request_success_total{{finished_reason="{reason}",model_name="pylib"}} 1.0' in text
+    assert "cancelled" not in text
+    assert 'nnfront:request_decode_time_seconds_count{model_name="pylib"} 2.0' in text
+
+
+def test_a_prompt_of_several_answers_is_computed_once(
+    engine: Engine, client: Client, text: list[int]
+) -> None:
+    client.post("completions", {"prompt": text[:65], "n": 4, "max_tokens": 1})
+    assert engine.stats.step_tokens.sum == 65 + 3
+
+
 def test_too_many_requests_are_told_to_come_again(llm: nn.LLM) -> None:
     limits = Limits(max_model_len=256, pages=32, max_num_seqs=1, max_queued=1, page_size=8, chunk=32)
     with Engine(llm, limits) as engine:

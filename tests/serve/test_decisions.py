@@ -13,7 +13,7 @@ import torch
 from answering import Stop
 from leaving import leave
 from patience import HANGS_SECONDS
-from serving import Client
+from serving import LIMITS, Client
 
 import nnfront as nn
 from nnfront.serve.engine import Engine
@@ -171,4 +171,4 @@ def test_a_client_that_leaves_ends_all_its_questions(engine: Engine, client: Cli
     asyncio.run(asyncio.wait_for(work(), HANGS_SECONDS))
     assert sum(engine.stats.ends.values()) < 300
     engine.forget()
-    assert engine.counts()["pages_used"] == 0
+    assert engine._scheduler.pages.free == LIMITS.pages

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from answering import Answer, Stop, asked_together, held
+from patience import HANGS_SECONDS
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
@@ -46,7 +47,7 @@ def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:
 
 def alone(llm: nn.LLM, wanted: list[tuple[list[int], Params]]) -> list[tuple[list[int], str]]:
     """Each request's answer when there is no other, and nothing of one before is left."""
-    with Engine(llm, replace(LIMITS, remembered=0)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False)) as engine:
         return [Answer(engine, prompt, params).wait() for prompt, params in wanted]
 
 
@@ -101,6 +102,27 @@ def test_answers_do_not_depend_on_neighbours(llm: nn.LLM, text: list[int]) -> No
         assert any(answer.cached for answer in answers)
 
 
+@pytest.mark.parametrize("cancels", [False, True], ids=["all", "the first leaves"])
+@pytest.mark.parametrize("packs", [None, False], ids=["as here", "chunks"])
+def test_what_many_prompts_begin_with_is_computed_once(
+    llm: nn.LLM, text: list[int], packs: bool | None, cancels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packs is not None:
+        monkeypatch.setattr(Compute, "packs", packs)
+    common = 3 * LIMITS.chunk
+    wanted = [(text[:common] + text[i : i + 5], Params(max_tokens=1)) for i in range(1, 9)]
+    expected = alone(llm, wanted)
+    with Engine(llm, LIMITS) as engine:
+        stop = Stop(engine, 1 if cancels else -1, lambda: bool(engine._cancelled))
+        answers = asked_together(engine, wanted)
+        if cancels:
+            stop.is_there.wait(HANGS_SECONDS)
+            engine.cancel(answers[0].number)
+        ends = [answer.wait() for answer in answers]
+    assert ends[cancels:] == expected[cancels:]
+    assert engine.stats.step_tokens.sum == common + 5 * (8 - cancels)
+
+
 def test_answers_do_not_depend_on_pre_emption(llm: nn.LLM, text: list[int]) -> None:
     wanted = requests(text, 12)
     expected = alone(llm, wanted)
@@ -120,7 +142,7 @@ def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
         ends = [answer.wait()[1] for answer in answers]
         assert {"cancelled", "length"} <= set(ends)
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
-        assert engine._runner.pool.cache.used_pages >= engine.counts()["pages_used"] > 0
+        assert engine._runner.pool.cache.used_pages >= LIMITS.pages - engine._scheduler.pages.free > 0
         engine.forget()
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
     assert engine._scheduler.pages.free == LIMITS.pages

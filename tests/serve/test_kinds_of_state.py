@@ -125,9 +125,9 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(
             assert any(answer.cached for answer in answers) or limits.pages == 32
             again = Answer(engine, [*longest, 1], Params(max_tokens=25))
             assert again.wait() == expected[-2]
-            assert again.cached >= 64  # where the window had moved on
+            assert again.cached >= 64 or limits.pages == 32  # where the window had moved on
             engine.forget()
-            assert engine.counts()["pages_used"] == 0
+            assert engine._scheduler.pages.free == limits.pages
     assert max(fullest) <= 1  # the filler's: a pool never holds more pages than were counted
 
 
@@ -139,7 +139,7 @@ def test_what_is_in_a_window_behind_whole_chunks_is_shared_and_answers_stay_the_
     llm = nn.LLM.load(random_folder(tmp_path / "model", model_type, sliding_window=window))
     stem = torch.randint(2, 90, (70,), generator=torch.Generator().manual_seed(3)).tolist()
     wanted = [([*stem, *range(5, 6 + 9 * i)], Params(max_tokens=12, ignore_eos=True)) for i in range(4)]
-    with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False, max_num_seqs=1)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     with Engine(llm, LIMITS) as engine:
         first = Answer(engine, *wanted[0])

@@ -151,7 +151,7 @@ def test_texts_are_the_same_with_a_head(
         for i in range(9)
     ]
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
-    with Engine(llm, replace(LIMITS, remembered=0)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     with Engine(llm, replace(LIMITS, pages=pages), spec="mtp:3") as engine:
         answers = asked_together(engine, wanted)

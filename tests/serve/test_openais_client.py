@@ -67,7 +67,7 @@ def test_an_answer_in_a_form_is_an_object_of_its_class(api: openai.OpenAI) -> No
 
 def test_a_call_of_a_tool_is_parsed_and_its_result_goes_back(api: openai.OpenAI) -> None:
     tools = [openai.pydantic_function_tool(Weather, name="weather")]
-    asked: dict[str, Any] = {**MORE, "tools": tools, "tool_choice": "required"}
+    asked: dict[str, Any] = {**MORE, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
     whole = api.chat.completions.parse(messages=HELLO, **asked).choices[0]
     assert whole.finish_reason == "tool_calls"
     with api.chat.completions.stream(messages=HELLO, **asked) as stream:

@@ -22,7 +22,8 @@ from nnfront.backends.cpu.extension import NATIVE
 from nnfront.engine.compute import Compute
 from nnfront.engine.pace import Pace
 from nnfront.engine.params import Params
-from nnfront.engine.schedule import Limits, Scheduler, Sequence
+from nnfront.engine.schedule import Limits, Scheduler
+from nnfront.engine.sequence import Sequence
 from nnfront.engine.speculate import Pay
 from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
@@ -96,7 +97,7 @@ def test_texts_are_those_of_each_alone_wherever_chunks_are_set_aside(
 ) -> None:
     llm = loaded(model_type)
     wanted = requests(9, 90)
-    with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False, max_num_seqs=1)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     assert not asides
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer, held
+from answering import Answer, asked_together, held
 from few_of import few_of
 from model_folders import random_folder
 from patience import HANGS_SECONDS
@@ -92,7 +92,7 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
 ) -> None:
     llm = loaded(model_type)
     wanted = requests(pages + len(model_type), 16)
-    alone = replace(LIMITS, remembered=0, max_num_seqs=1)
+    alone = replace(LIMITS, remembers=False, max_num_seqs=1)
     with Engine(llm, alone) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     whole = [prompt + tokens for (prompt, _), (tokens, _) in zip(wanted, expected, strict=True)]
@@ -144,6 +144,16 @@ def test_generate_is_the_same_with_guesses(
             patched.setattr(Pay, "is_due", lambda self, cost: True)
             guessed = llm.generate_ids(some, **options, spec="ngram")
         assert all(map(torch.equal, guessed, plain))
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next"])
+def test_what_many_prompts_begin_with_is_computed_once(loaded: Any, model_type: str) -> None:
+    begin = [5 + i % 60 for i in range(2 * LIMITS.chunk)]
+    wanted = [([*begin, i, 5], Params(max_tokens=1)) for i in range(2, 7)]
+    with Engine(loaded(model_type), LIMITS) as engine:
+        for answer in asked_together(engine, wanted):
+            answer.wait()
+    assert engine.stats.step_tokens.sum == len(begin) + 2 * 5
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next"])

@@ -74,7 +74,13 @@ def test_the_events_of_a_stream_build_the_response(client: Client) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_are_items_and_their_results_go_back_as_items(engine: Engine, stream: bool) -> None:
     client = Client(engine, template=ChatTemplate(HERMES, SPECIAL))
-    asked = {"tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 80, "temperature": 1.0}
+    asked = {
+        "tools": [FUNCTION],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_output_tokens": 80,
+        "temperature": 1.0,
+    }
     found = ask(client, input="Weather?", stream=stream, **asked)
     (item,) = found[-1].response.output if stream else found.output
     assert (item.type, item.name) == ("function_call", "weather")

@@ -8,14 +8,14 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Simulation
+from simulated import Simulation, limits, run, sequence
 
 from nnfront.engine.pages import Pages
-from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.errors import Busy, RunError
 
 LIMITS = st.builds(
-    lambda pages, seqs, page, chunk, step, remembered, queued, answers: Limits(
+    lambda pages, seqs, page, chunk, step, remembers, queued, answers: Limits(
         max_model_len=40,
         pages=pages,
         max_num_seqs=seqs,
@@ -23,7 +23,7 @@ LIMITS = st.builds(
         page_size=page,
         chunk=page * chunk,
         step_tokens=page * chunk * step,
-        remembered=remembered,
+        remembers=remembers,
         reuse_answers=answers,
     ),
     st.integers(4, 30),
@@ -31,7 +31,7 @@ LIMITS = st.builds(
     st.sampled_from([1, 2, 4]),
     st.integers(1, 3),
     st.integers(1, 3),
-    st.integers(0, 4),
+    st.booleans(),
     st.integers(1, 20),
     st.booleans(),
 )
@@ -93,7 +93,7 @@ def test_it_is_so_too_where_prompts_are_cut_in_any_pieces_that_answers_leave_roo
     play(limits, random.Random(seed), 60, *states[:1], guesses, states[1], packs=True)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("snapshots", "window"), [(None, None), (4, None), (4, 6)])
 def test_a_hundred_thousand_events_and_ten_thousand_requests(
     snapshots: int | None, window: int | None
@@ -104,45 +104,6 @@ def test_a_hundred_thousand_events_and_ten_thousand_requests(
     assert simulation.were_aside > 1000
     assert simulation.scheduler.preemptions > 1000
     assert simulation.arrivals > 10_000  # requests that were taken, all of which have ended
-
-
-def computed(scheduler: Scheduler, step: Step) -> list[Sequence]:
-    """Count what a step has computed; the sequences whose next token can be drawn."""
-    work = [*((sequence, 1) for sequence in step.decode), *step.chunks]
-    for sequence, count in work:
-        scheduler.computed(sequence, count)
-    return [sequence for sequence, _ in work if sequence.computed == len(sequence.tokens)]
-
-
-def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
-    """The steps until all are answered."""
-    left, steps = list(sequences), []
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    while left:
-        steps.append(scheduler.step())
-        for sequence in computed(scheduler, steps[-1]):
-            sequence.tokens.append(7)
-            if len(sequence.tokens) == sequence.most:
-                scheduler.finish(sequence)
-                left.remove(sequence)
-    return steps
-
-
-def limits(**given: int) -> Limits:
-    known = {
-        "max_model_len": 64,
-        "pages": 32,
-        "max_num_seqs": 4,
-        "page_size": 2,
-        "chunk": 4,
-        "step_tokens": 8,
-    }
-    return Limits(**{**known, **given})
-
-
-def sequence(arrival: int, prompt: int, new: int, first: int = 0) -> Sequence:
-    return Sequence(arrival, [first + i for i in range(prompt)], prompt, prompt + new)
 
 
 def test_a_long_prompt_comes_in_chunks_between_the_tokens_of_others() -> None:

@@ -14,7 +14,7 @@ from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import Client
-from templates import CHATML, FAMILIES, HERMES, PARAMETERS, SPECIAL, TALKS, THINKING, TOOLS
+from templates import CHATML, FAMILIES, HERMES, SPECIAL, TALKS, THINKING, TOOLS
 
 from nnfront.serve.calls import Call, call_form
 from nnfront.serve.chat import ChatTemplate
@@ -47,11 +47,16 @@ def written(family: str, calls: list[dict[str, Any]]) -> str:
 
 
 def sections(
-    family: str, pieces: list[str], thoughts: Thoughts | None = None, *, is_thinking: bool = False
+    family: str,
+    pieces: list[str],
+    thoughts: Thoughts | None = None,
+    *,
+    is_thinking: bool = False,
+    **more: Any,
 ) -> list[tuple[str, Any]]:
     """What comes, with pieces of one kind put together."""
     form = call_form(ChatTemplate(FAMILIES[family], SPECIAL))
-    reader, found = Sections(form, thoughts, is_thinking=is_thinking), list[tuple[str, Any]]()
+    reader, found = Sections(form, thoughts, is_thinking=is_thinking, **more), list[tuple[str, Any]]()
     for i, piece in enumerate(pieces):
         for kind, value in reader.push(piece, is_last=i == len(pieces) - 1):
             if found and kind == found[-1][0] and isinstance(value, str):
@@ -69,21 +74,73 @@ def cut(text: str, places: list[int]) -> list[str]:
 @pytest.mark.parametrize("family", few_of(CALLERS, 6))
 @settings(max_examples=15)
 @given(
-    st.dictionaries(st.sampled_from(["place", "days", "k_1"]), st.text("aZ ü\"'{}<|\n\\", max_size=12) | st.integers(), min_size=1),
+    st.dictionaries(st.sampled_from(["place", "days", "k_1"]), st.text("aZ ü\"'{}<|\n\\", max_size=12) | st.integers() | st.sampled_from(["42", "true", "[1]", "null", "None", '{"a": 1}']) | st.booleans(), min_size=1),
     st.lists(st.integers(0, 500), max_size=6),
 )  # fmt: skip
 def test_a_call_is_read_as_the_template_writes_it(
     family: str, arguments: dict[str, Any], places: list[int]
 ) -> None:
-    if family in PLAIN:
-        arguments = {key: str(value).strip() + "x" for key, value in arguments.items()}
-        if any("<" in value or "{" in value for value in arguments.values()):
+    if family in PLAIN:  # values have no end but a mark, and templates do not keep every blank around them
+        arguments = {key: v.strip() if isinstance(v, str) else v for key, v in arguments.items()}
+        if any("<" in v or "{" in v for v in arguments.values() if isinstance(v, str)):
             return
+    types = {str: "string", int: "integer", bool: "boolean"}
+    tools = {"weather": {"properties": {key: {"type": types[type(v)]} for key, v in arguments.items()}}}
     text = written(family, [{"name": "weather", "arguments": arguments}])
-    found = sections(family, cut(text, places))
+    found = sections(family, cut(text, places), tools=tools)
     assert [kind for kind, _ in found] == ["call"]
     assert found[0][1].name == "weather"
     assert json.loads(found[0][1].arguments) == arguments
+
+
+TYPED = [
+    ({"type": "string"}, "42", "42"),
+    ({"type": "string"}, "true", "true"),
+    ({"type": "string"}, "[1]", "[1]"),
+    ({"type": "string"}, "null", "null"),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"const": "1"}, "1", "1"),
+    ({"type": ["string", "null"]}, "42", "42"),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "None", None),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+    ({"$ref": "#/$defs/word"}, "42", "42"),
+    ({"anyOf": [{"$ref": "#/$defs/word"}, {"type": "null"}]}, "42", "42"),
+    ({"$ref": "#/$defs/itself"}, "42", 42),
+    ({"type": ["string", "integer"]}, "42", 42),
+    ({"type": ["string", "integer"]}, "4.5", "4.5"),
+    ({"type": "integer"}, "42", 42),
+    ({"type": "integer"}, " 42 ", 42),
+    ({"type": "integer"}, "many", "many"),
+    ({"type": "number"}, "42", 42),
+    ({"type": "number"}, "4.5", 4.5),
+    ({"type": "number"}, "1e999", "1e999"),
+    ({"type": "number"}, "NaN", "NaN"),
+    ({"type": "boolean"}, "true", True),
+    ({"type": "boolean"}, "False", False),
+    ({"type": "array"}, "[1, null]", [1, None]),
+    ({"type": "array"}, "['a', True, null]", ["a", True, None]),
+    ({"type": "object"}, '{"a": {"b": 1}}', {"a": {"b": 1}}),
+    ({"type": "object"}, "{'a': None}", {"a": None}),
+    ({"type": "object"}, "[1]", "[1]"),
+    ({}, "42", 42),
+    ({}, "True", "True"),
+    (True, "[1]", [1]),
+    (None, "[1]", [1]),
+    (None, "None", "None"),
+]
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize(("schema", "text", "expected"), TYPED)
+def test_a_value_that_is_plain_text_has_the_type_that_the_tool_says(
+    family: str, schema: Any, text: str, expected: Any
+) -> None:
+    definitions = {"word": {"type": "string"}, "itself": {"$ref": "#/$defs/itself"}}
+    tool = {"properties": {} if schema is None else {"x": schema}, "$defs": definitions}
+    found = sections(family, [written(family, [{"name": "f", "arguments": {"x": text}}])], tools={"f": tool})
+    arguments = json.loads(found[0][1].arguments)
+    assert (arguments, type(arguments["x"])) == ({"x": expected}, type(expected))
 
 
 @pytest.mark.parametrize("family", SEVERAL)
@@ -144,6 +201,7 @@ def test_reasoning_of_every_family_comes_apart(family: str, places: list[int]) -
         ("headers", "plain [text]"),
         ("named", "<calls><call>function<sep>x no arguments```</call></calls>"),
         ("listed", "[TOOL_CALLS]oh"),
+        ("parameters", "<tool_call>no function</tool_call>"),
     ],
 )
 def test_what_is_no_call_after_all_is_text(family: str, text: str) -> None:
@@ -163,6 +221,7 @@ ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Weather?"}],
     "tools": TOOLS,
     "tool_choice": "required",
+    "parallel_tool_calls": False,
     "max_tokens": 90,
     "temperature": 1.0,
     "seed": 4,
@@ -193,7 +252,6 @@ def test_an_answer_that_must_be_a_call_is_one(engine: Engine) -> None:
     ("template", "more", "message"),
     [
         (CHATML, {}, "this model's chat template does not say how it calls tools"),
-        (PARAMETERS, {}, "this model's calls are no JSON, so an answer cannot be made to be one"),
         (HERMES, {"tools": None}, "tool_choice asks for a call, but there are no tools"),
         (HERMES, {"tools": [{"type": "web"}]}, "a tool is no function with a name"),
         (HERMES, {"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice names 'x', which is none of the tools"),
@@ -225,7 +283,7 @@ def test_tokens_of_texts_and_conversations(client: Client) -> None:
     assert client.post("/detokenize", {"tokens": reply["tokens"]}).json() == {"prompt": "import os"}
     chat = client.post("/tokenize", {"messages": [{"role": "user", "content": "import os"}]}).json()
     assert chat["count"] > reply["count"]
-    both = client.post("/tokenize", {"prompt": "a", "messages": []})
+    both = client.post("/tokenize", {"prompt": "a", "messages": ASKED["messages"]})
     assert both.json()["error"]["message"] == "tokenize takes a prompt or messages, and not both"
     refused = client.post("embeddings", {"input": "a"})
     assert refused.status_code == 400

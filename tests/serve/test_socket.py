@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +18,12 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+import torch
 from patience import HANGS_SECONDS
+from safetensors.torch import load_file, save
 from serving import FOLDER, TEMPLATE
+
+import nnfront as nn
 
 BUSY = r"num_requests_(?:running|waiting)\{.*?\} (\S+)"
 
@@ -37,9 +42,12 @@ def server(template: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 @contextlib.contextmanager
-def serving(template: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "nnfront.cli", "serve", str(FOLDER), "--port", "0", "--api-key", "k"]
-    command += ["--chat-template", str(template)]
+def serving(
+    template: Path, folder: Path = FOLDER, *flags: str, lines: list[str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server in a process of its own; what it writes to stderr comes to `lines`."""
+    command = [sys.executable, "-m", "nnfront.cli", "serve", str(folder), "--port", "0", "--api-key", "k"]
+    command += ["--chat-template", str(template), *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -49,7 +57,9 @@ def serving(template: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         else:
             pytest.fail("the server did not start")
         with ThreadPoolExecutor(1) as reader:
-            rest = reader.submit(process.stderr.read)  # a full pipe would stop it
+            rest = reader.submit(
+                (lines if lines is not None else []).extend, process.stderr
+            )  # a full pipe would stop it
             yield found[0], process
             process.kill()
             rest.result()
@@ -161,6 +171,70 @@ def test_a_server_that_was_killed_in_the_middle_of_an_answer_begins_again_and_an
                     process.kill()
             process.wait()
     assert texts[0] == texts[1]
+
+
+def test_new_weights_in_the_folder_are_served_when_the_server_is_told_so(
+    template: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDER, folder)
+    body = {"prompt": "import os", "max_tokens": 20, "ignore_eos": True}
+    lines: list[str] = []
+
+    def said(what: str, times: int) -> None:
+        end = time.monotonic() + HANGS_SECONDS
+        while sum(what in line for line in lines) < times:
+            assert time.monotonic() < end, lines
+            time.sleep(0.01)
+
+    with (
+        serving(template, folder, "--quant", "int8", lines=lines) as (url, process),
+        httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=HANGS_SECONDS) as http,
+    ):
+
+        def text() -> str:
+            return str(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+        before = text()
+        put(folder, "model.safetensors", changed(folder / "model.safetensors"))
+        with http.stream(
+            "POST", "/v1/completions", json={**body, "max_tokens": 400, "stream": True}
+        ) as answer:
+            events = answer.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGUSR1)
+            said("serving the weights that the folder holds now", 1)
+            assert '"finish_reason":"length"' in [line for line in events if line.startswith("data: {")][-1]
+        expected = nn.LLM.load(folder, quant="int8").generate("import os", max_new_tokens=20)
+        assert text() == expected != before
+        put(
+            folder,
+            "config.json",
+            (folder / "config.json").read_bytes().replace(b'"rope_theta": 10000.0', b'"rope_theta": 20000.0'),
+        )
+        process.send_signal(signal.SIGUSR1)
+        said("the weights stay as they are: the folder holds another model", 1)
+        put(folder, "model.safetensors", b"nonsense")
+        process.send_signal(signal.SIGUSR1)
+        said("the weights stay as they are", 2)
+        assert text() == expected
+
+
+def changed(file: Path) -> bytes:
+    """A checkpoint's tensors with others for its norms."""
+    tensors = load_file(file)
+    return save(
+        {
+            name: t * torch.linspace(0.5, 2, len(t)).to(t.dtype) if t.dim() == 1 else t
+            for name, t in tensors.items()
+        }
+    )
+
+
+def put(folder: Path, name: str, data: bytes) -> None:
+    """A file in the place of another, which those who have it open keep."""
+    (folder / "new").write_bytes(data)
+    (folder / "new").replace(folder / name)
 
 
 def test_the_server_answers_and_drains_when_it_is_told_to_end(

@@ -65,7 +65,7 @@ def test_texts_are_the_same_whatever_is_guessed(
     extending: nn.LLM, text: list[int], wrong: float, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = requests(text, 14)
-    with Engine(extending, replace(LIMITS, remembered=0)) as engine:
+    with Engine(extending, replace(LIMITS, remembers=False)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     whole = {
         tuple(prompt): prompt + tokens for (prompt, _), (tokens, _) in zip(wanted, expected, strict=True)
@@ -100,7 +100,7 @@ def test_generate_is_the_same_with_guesses(extending: nn.LLM, temperature: float
 
 def test_a_draft_model_guesses_and_the_text_stays(extending: nn.LLM, text: list[int]) -> None:
     wanted = requests(text, 5)
-    with Engine(extending, replace(LIMITS, remembered=0)) as engine:
+    with Engine(extending, replace(LIMITS, remembers=False)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     with Engine(extending, LIMITS, spec=f"draft:{FOLDER}") as engine:
         answers = asked_together(engine, wanted)

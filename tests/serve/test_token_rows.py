@@ -179,15 +179,17 @@ def test_calls_are_packed_where_rows_are_alike(loaded: Any, model_type: str, dty
 def test_texts_are_those_of_each_alone_whatever_a_step_has_room_for(
     loaded: Any, model_type: str, quant: str | None, spec: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, wanted, random_ = loaded(model_type, quant=quant), requests(9, 90), random.Random(1)
-    with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
+    llm, random_ = loaded(model_type, quant=quant), random.Random(1)
+    # Pages are wanted back where answers grow beside each other.
+    wanted = [(prompt, replace(params, max_tokens=46)) for prompt, params in requests(9, 90)]
+    with Engine(llm, replace(LIMITS, remembers=False, max_num_seqs=1)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     calls: list[str] = []
     call = Compute._call
     monkeypatch.setattr(Compute, "_call", lambda *given: calls.append(given[1]) or call(*given))
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
     monkeypatch.setattr(Pace, "tokens", lambda self, *counts: random_.randint(1, counts[-1]))
-    for pages in (160, 40):
+    for pages in (160, 32):
         with Engine(llm, replace(LIMITS, pages=pages), spec=spec) as engine:
             assert [answer.wait() for answer in asked_together(engine, wanted)] == expected
             engine.forget()
@@ -204,7 +206,7 @@ def test_what_was_answered_is_shared_as_prompts_are(loaded: Any) -> None:
         again = Answer(engine, [*prompt, *said, 7], params)
         found = again.wait()
     assert again.cached == (len(prompt) + len(said) - 1) // 8 * 8
-    with Engine(llm, replace(LIMITS, remembered=0)) as engine:
+    with Engine(llm, replace(LIMITS, remembers=False)) as engine:
         assert Answer(engine, [*prompt, *said, 7], params).wait() == found
 
 

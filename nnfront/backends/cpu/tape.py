@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -112,7 +112,7 @@ class _RefusedAt(Exception):
 
 
 class TapeStep:
-    """The step of instructions in a row: for each set of sizes tapes, and between them what no tape can have."""
+    """The step of instructions in a row: for each set of sizes tapes, and between them what no tape can have; a tape is written once for the sizes that it reads."""
 
     def __init__(
         self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str, writers: Mapping[str, Write]
@@ -120,14 +120,17 @@ class TapeStep:
         self.pairs, self.slots, self.method, self.writers = pairs, slots, method, writers
         self.runs: list[Run] = [run for _, run in pairs if isinstance(run, Run)]
         read = {as_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
-        used = dict.fromkeys(slot for run in self.runs for slot in (*run.operands, *run.outputs))
-        symbols = dict.fromkeys(s for slot in used for dim in _dims_of(slots[slot]) for s in dim.symbols)
+        self.symbols = [_symbols_of(run, slots) for run in self.runs]
+        symbols = dict.fromkeys(chain.from_iterable(self.symbols))
         self._dims = {symbol: read[symbol] for symbol in symbols if symbol in read}
         self._read = tuple(self._dims.values())
         self.layers = _Layers(self.runs, slots)
         self._layers = self._appended()
         self._counts = frozenset(self._layers.values())
+        kinds: dict[Any, int] = {}
+        self.kinds = [kinds.setdefault(_kind(run, slots), i) for i, run in enumerate(self.runs)]
         self.plans: dict[Any, list[Part]] = {}
+        self.parts: dict[Any, list[Part]] = {}
 
     def __call__(self, frame: Frame) -> None:
         sizes = [frame[i] for i in self._read]
@@ -144,6 +147,7 @@ class TapeStep:
         if plan is None:
             if len(self.plans) >= KNOWN:
                 self.plans.clear()
+                self.parts.clear()
             layers = [slot for slot, is_ready in zip(self._layers, are_ready, strict=True) if is_ready]
             plan = self.plans[key] = list(_Planner(self, frame, known, layers).parts())
         for part in plan:
@@ -187,6 +191,23 @@ def _tokens_of(run: Run, slots: Sequence[Slot]) -> Size:
     return type.shape[1]
 
 
+def _kind(run: Run, slots: Sequence[Slot]) -> Any:
+    """What says how many calls an instruction is for certain sizes: layers of a model have many that are alike."""
+    used = [(slots[i].kind, slots[i].type, slots[i].value) for i in (*run.operands, *run.outputs)]
+    key = run.kernel, run.op, run.result.is_leaf, tuple(run.attrs.items()), tuple(run.sized), tuple(used)
+    try:
+        hash(key)
+    except TypeError:
+        return id(run)
+    return key
+
+
+def _symbols_of(run: Run, slots: Sequence[Slot]) -> list[Symbol]:
+    """The dims that an instruction reads."""
+    used = (slots[i] for i in (*run.operands, *run.outputs))
+    return [symbol for slot in used for dim in _dims_of(slot) for symbol in dim.symbols]
+
+
 def _dims_of(slot: Slot) -> Iterator[Any]:
     yield from dims_in(slot.type.shape if isinstance(slot.type, TensorType) else slot.value)
 
@@ -198,14 +219,20 @@ class _Planner:
         self, step: TapeStep, frame: Frame, known: Mapping[Symbol, int], layers: Sequence[int]
     ) -> None:
         self._step, self._frame, self._known, self._slots = step, frame, known, step.slots
-        self._layers, self._room = frozenset(layers), set(layers)
-        self._rows = [self._rows_of(run) for run in step.runs]
+        self._room = set(layers)
+        self._alike: dict[Any, int | None] = {}
+        self._rows = [self._rows_of(run, kind) for run, kind in zip(step.runs, step.kinds, strict=True)]
 
     def parts(self) -> Iterator[Part]:
         """What is to be called, in order."""
         for is_native, found in groupby(range(len(self._rows)), lambda i: self._rows[i] is not None):
             part = list(found)
-            yield from self._native(part) if is_native else self._plain(part)
+            symbols = dict.fromkeys(symbol for i in part for symbol in self._step.symbols[i])
+            sizes, rows = map(self._known.get, symbols), (self._rows[i] for i in part)
+            key = torch.get_num_threads(), part[0], *rows, *sizes
+            if key not in self._step.parts:
+                self._step.parts[key] = list(self._native(part) if is_native else self._plain(part))
+            yield from self._step.parts[key]
 
     def _plain(self, part: Sequence[int]) -> Iterator[Part]:
         if part:
@@ -233,15 +260,22 @@ class _Planner:
             yield from self._native(inner[middle + refused.is_final :])
         yield from self._plain(part[last:])
 
-    def _rows_of(self, run: Run) -> int | None:
-        """How many calls an instruction is; None if no tape can have it."""
+    def _rows_of(self, run: Run, kind: int) -> int | None:
+        """How many calls an instruction is, one of a kind; None if no tape can have it."""
         if run.kernel in (READ, WRITTEN):
             return 0
-        layers, builder = self._step.layers.of(run), TapeBuilder(torch.get_num_threads(), {})
+        layers = self._step.layers.of(run)
         is_ready = self._room.issuperset(layers)
         self._room.difference_update(layers)  # there is room for the tokens of one instruction
+        if not is_ready or any(map(self._is_in_pieces, run.inputs)):
+            return None
+        if kind not in self._alike:
+            self._alike[kind] = self._count(run)
+        return self._alike[kind]
+
+    def _count(self, run: Run) -> int | None:
+        builder = TapeBuilder(torch.get_num_threads(), {})
         try:
-            demand(is_ready, "a layer has no room for its tokens")
             self._write(builder, run, [self._operand(slot, MEMORY + 1) for slot in run.inputs])
         except Refused:
             return None
@@ -300,6 +334,9 @@ class _Planner:
     def _is_bound(self, slot: int) -> bool:
         return self._slots[slot].kind in ("weight", "constant")
 
+    def _is_in_pieces(self, slot: int) -> bool:
+        return self._is_bound(slot) and self._is_tensor(slot) and not self._frame[slot].is_contiguous()
+
     def _is_tensor(self, slot: int) -> bool:
         return isinstance(self._slots[slot].type, TensorType)
 
@@ -317,8 +354,7 @@ class _Planner:
         if not isinstance(type, TensorType):
             demand(held.kind in ("constant", "dim", "size"), "a number is computed")
             return self._frame[slot]
-        x = self._frame[slot] if self._is_bound(slot) else None
-        demand(x is None or x.is_contiguous(), "a weight is in pieces")
+        demand(not self._is_in_pieces(slot), "a weight is in pieces")
         are_known = all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols)
         demand(are_known, "a size is computed")
         shape = tuple(evaluate(size, self._known) for size in type.shape)

@@ -146,20 +146,20 @@ class TapeBuilder:
             work = self.take(work_bytes(kernel, dict(zip(names, given, strict=False))))
             self.release(work)
             given = *given[:at], work, *given[at:]
-        numbers = [NOWHERE if x is None else x.place if isinstance(x, Value) else x for x in given]
-        assert len(numbers) == len(names)
-        mask, row = 0, []
-        for i, number in enumerate(numbers):
-            if isinstance(number, Place):
-                mask |= 1 << i
-                if number.piece is not None:
-                    self.pieces.append((len(self.rows), 2 + i, number.piece))
-                number = number.index << OFFSET_BITS | number.offset
-            elif isinstance(number, float):
-                (number,) = struct.unpack("<q", struct.pack("<d", number))
-            row.append(int(number))
-        row += [0] * (ROW - 2 - len(row))
-        self.rows.append([list(KERNELS).index(kernel), mask, *row])
+        assert len(given) == len(names)
+        row = [list(KERNELS).index(kernel), 0]  # the second one: which of the others are places
+        for x in given:
+            if isinstance(x, int):
+                row.append(x)
+            elif isinstance(x, float):
+                row += struct.unpack("<q", struct.pack("<d", x))
+            else:
+                place = NOWHERE if x is None else x.place if isinstance(x, Value) else x
+                if place.piece is not None:
+                    self.pieces.append((len(self.rows), len(row), place.piece))
+                row[1] |= 1 << len(row) - 2
+                row.append(place.index << OFFSET_BITS | place.offset)
+        self.rows.append(row + [0] * (ROW - len(row)))
 
     def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
         """Find a place for what is to be in a slot."""

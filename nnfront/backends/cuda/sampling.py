@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,19 @@ def enumerate_draws(logits: torch.Tensor) -> None:
         options = {"top_k": None, "top_p": None, "min_p": None, **given}
         for seen in (None, torch.empty(logits.shape, dtype=torch.bool, device=logits.device)):
             DeviceSampler(options, 0, penalty=1.1)(logits, seen)
+
+
+def draw_at(
+    logits: torch.Tensor, options: Mapping[str, Any], states: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Return one token for each row, which has a seed and a step of its own: float [rows, vocab] to int64 [rows], -1 for a row that has none."""
+    numbers = [(_signed(seed), step) for seed, step in states]
+    state = {"state": sent(numbers, torch.int64, logits.device)} if options["temperature"] else {}
+    with current(logits.device), sharing():
+        # Steps are advanced, though nobody reads them again: so it is the kernel that is compiled ahead.
+        kernel = _kernel(logits.shape[-1])
+        token: torch.Tensor = kernel.launch(logits, **options, **state, advance=True)
+    return token
 
 
 class DeviceSampler:

@@ -38,6 +38,7 @@ typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
     float *sums;               // [rows, parts], of quantised values
+    int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
     Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t bytes;          // of an output
@@ -58,6 +59,11 @@ INLINE Py_ssize_t place_of_four(const bool is_four_bits, Py_ssize_t four) {
     const int halves = 1 + is_four_bits;
     return (four / (halves * FLOATS) * halves + four % halves) * FLOATS + four % (halves * FLOATS) / halves;
 }
+
+// What integers of a weight are more than the weight's, where that is the same for all outputs.
+INLINE int one_offset(const struct multiply_int8 *n) { return n->stored == INT4_GROUPS ? 8 : BYTES_MORE; }
+
+INLINE bool has_one_offset(const Int8 *p) { return !p->is_few && p->n->stored != UINT4_GROUPS; }
 
 // Round a row, which is number `at` of a block of `rows` that begins at `to`.
 FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
@@ -92,7 +98,9 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         }
         int32_t all_of = 0;
         for (int i = 0; i < FLOATS; i++) all_of += sum[i];
-        if (part < p->parts) p->sums[row * p->parts + part] = (float)all_of;
+        if (part >= p->parts) continue;
+        if (has_one_offset(p)) p->begins[row * p->parts + part] = -one_offset(p->n) * all_of;
+        else p->sums[row * p->parts + part] = (float)all_of;
     }
 }
 
@@ -186,14 +194,14 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
         if (has_zeros) transpose(zeros);
         for (int i = 0; i < FLOATS; i++) {
             scales[i] = (Floats)of[i];
-            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all(n->stored == INT4_GROUPS ? 8 : BYTES_MORE);
+            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all((float)one_offset(n));
         }
     }
 }
 
 // What a chunk that is in order adds to the sums of a block; `rows` is a constant wherever this is inlined.
 FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
-                                float *to, const int rows) {
+                                float *to, const bool has_offsets, const int rows) {
     const Rounded *x = p->quantized + row * p->padded + first * rows;
     Floats sums[IN_BLOCK];
 #pragma GCC unroll 12
@@ -202,7 +210,7 @@ FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats 
         const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + FOUR - 1) / FOUR;
         Ints products[IN_BLOCK];
 #pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) products[i] = (Ints){0};
+        for (int i = 0; i < rows; i++) products[i] = (has_offsets ? 0 : p->begins[(row + i) * p->parts + part]) - (Ints){0};
         for (Py_ssize_t k = 0; k < count; k++, weight++, x += FOUR * rows) {
 #pragma GCC unroll 12
             for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], *weight, x, i);
@@ -210,7 +218,8 @@ FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats 
         const Floats scale = *scales++, offset = *offsets++;
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
-            const Floats less = __builtin_convertvector(products[i], Floats) - offset * all(p->sums[(row + i) * p->parts + part]);
+            Floats less = __builtin_convertvector(products[i], Floats);
+            if (has_offsets) less -= offset * all(p->sums[(row + i) * p->parts + part]);
             sums[i] = fused(less, scale, sums[i]);
         }
     }
@@ -250,7 +259,8 @@ FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t l
                 for (Py_ssize_t row = from, rows; row < to; row += rows) {
                     rows = rows_of_block(p->n->rows - row);
                     float *of = sums + (row - from) * FLOATS;
-#define ROWS(count) case count: multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, count); break;
+#define BLOCK(has_offsets, count) multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, has_offsets, count)
+#define ROWS(count) case count: if (has_one_offset(p)) BLOCK(false, count); else BLOCK(true, count); break;
                     switch (rows) {
                         ROWS(1) ROWS(2) ROWS(4)
 #if IN_BLOCK == 12
@@ -258,6 +268,7 @@ FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t l
 #endif
                     }
 #undef ROWS
+#undef BLOCK
                 }
             }
             finish_rows(p, at, from, to, sums);
@@ -277,7 +288,7 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     if (n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
-    p.scales = n->work, p.sums = p.scales + n->rows;
+    p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + n->rows * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
