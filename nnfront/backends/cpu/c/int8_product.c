@@ -183,7 +183,7 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
     const Scales kind = (Scales)n->scale_kind;
     const bool has_zeros = n->stored == UINT4_GROUPS;
     for (Py_ssize_t part = first; part < end; part += FLOATS, scales += FLOATS, offsets += FLOATS) {
-        Bits of[FLOATS], zeros[FLOATS] = {{0}};
+        Bits of[FLOATS], zeros[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
             const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
             const Lanes there = first_lanes(n->groups - part);
