@@ -109,9 +109,9 @@ class Engine:
         return sequence.arrival
 
     def cancel(self, request: int, reason: str = "cancelled") -> None:
-        """End a request at the next step, if it has not ended; it counts as ended for this reason."""
+        """End a request at the next step, if it has not ended; it counts as ended for the first reason given."""
         with self._changed:
-            self._cancelled[request] = reason
+            self._cancelled.setdefault(request, reason)
             self._changed.notify()
 
     def close(self, *, drain: bool = False) -> None:

@@ -210,7 +210,7 @@ def test_every_flag_is_looked_at() -> None:
         "explain": "",
         "export": "--mtp",
         "deploy": f"--name --route-prefix --replicas --min-replicas --max-replicas --cpus {served}",
-        "serve": served,
+        "serve": f"{served} --max-connections",
         "show": "",
         "verify": "--tokens --device",
     }  # fmt: skip

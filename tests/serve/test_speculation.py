@@ -19,7 +19,7 @@ from nnfront.engine.params import Params
 from nnfront.engine.speculate import MOST_GUESSED, Clock, NGrams, Pay, guesser_of
 from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
-from nnfront.serve.grammar import Grammars
+from nnfront.serve.grammar import Grammars, choice
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
 REPEATING = "def first(self):\n    return self.items[0]\n\ndef first(self):\n    return self.items[0]\n\ndef first(self):\n"
@@ -117,7 +117,7 @@ def test_a_draft_model_guesses_and_the_text_stays(extending: nn.LLM, text: list[
 
 def test_what_a_grammar_forces_is_computed_together(extending: nn.LLM) -> None:
     grammars = Grammars(extending.tokenizer, extending.config.vocab_size, extending.eos_token_ids)
-    matcher = grammars.choice(["a long text that has to come as it is", "b is another one"])
+    matcher = grammars.compiled(choice(["a long text that has to come as it is", "b is another one"]))
     prompt = extending.tokenizer.encode("def main():\n")
 
     def answer(llm: nn.LLM) -> tuple[tuple[list[int], str], float]:
