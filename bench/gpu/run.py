@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ThreadPoolExecutor(len(parts)) as pool:
             running = {pool.submit(run_part, part, options, out): part for part in parts}
             for ended in as_completed(running):
-                part, seconds, here = running[ended], time.monotonic() - started, {}
+                part, seconds, here = running[ended], round(time.monotonic() - started, 1), {}
                 for line in ended.result():
                     gather(line, results)
                     here |= line.get("compiled_here", {})
                 results["compiled_here"][part] = here
-                results["parts"][part] = round(seconds, 1)
+                results["parts"][part] = seconds
                 (out / f"call_{'_'.join(options.parts)}.json").write_text(
                     json.dumps(results, indent=1) + "\n"
                 )

@@ -3,18 +3,31 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import tvm
-from tvm import te, tirx
-from tvm.script import tirx as T
 
 import nnfront
 from nnfront.compat.tvm import absent, nn, op, spec
 from nnfront.errors import NnfrontError, RunError, WrongUse
+
+
+class Late:
+    """A module that is imported when something of it is used: TVM takes two seconds, which all who collect these tests would pay."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # which pytest asks of all that it finds
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.name), name)
+
+
+tvm, te, tirx, tir = map(Late, ("tvm", "tvm.te", "tvm.tirx", "tir_functions"))
 
 
 def dtype(x: torch.Tensor) -> str:
@@ -82,10 +95,10 @@ def mask(m: Any) -> Any:
     )
 
 
-def reduced(join: Callable[..., Any]) -> Callable[[Any], Any]:
+def reduced(join: str) -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         r = te.reduce_axis((0, x.shape[1]), "r")
-        return te.compute((x.shape[0], x.shape[2]), lambda i, k: join(x[i, r, k], axis=r))
+        return te.compute((x.shape[0], x.shape[2]), lambda i, k: getattr(te, join)(x[i, r, k], axis=r))
 
     return function
 
@@ -112,9 +125,9 @@ INTS = torch.tensor([-7, -2, 3, 8], dtype=torch.int32)
         (lambda x: te.compute(x.shape, lambda i: tirx.truncdiv(x[i], 3) * 10 + tirx.truncmod(x[i], 3)), [["n"]], [INTS]),
         (lambda x: te.compute(x.shape, lambda i: tirx.max(tirx.min(x[i], 4), -2) // 3), [["n"]], [INTS]),
         (lambda x: te.compute(x.shape, lambda i: tirx.Select(x[i] > 0, tirx.const(1, "float16"), tirx.const(2, "float16"))), [["n"]], [INTS]),
-        (reduced(te.sum), [BSD], [X]),
-        (reduced(te.max), [BSD], [X]),
-        (reduced(te.min), [BSD], [X]),
+        (reduced("sum"), [BSD], [X]),
+        (reduced("max"), [BSD], [X]),
+        (reduced("min"), [BSD], [X]),
         (two_stages, [BSD], [X]),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -165,52 +178,6 @@ def test_an_expression_that_no_op_computes_says_so() -> None:
     assert "register_lambda('bits', function of tensors)" in caught.value.help
 
 
-@T.prim_func(private=True, s_tir=True)
-def scaled_rows(var_x: T.handle, var_out: T.handle, by: T.int64):
-    T.func_attr({"tirx.noalias": True})
-    n = T.int64()
-    x = T.match_buffer(var_x, (n, 4), "float32")
-    out = T.match_buffer(var_out, (n, 4), "float32")
-    for i, j in T.grid(n, 4):
-        with T.sblock("rows"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            out[vi, vj] = x[vi, vj] * T.cast(by, "float32") + T.cast(vi, "float32")
-
-
-@T.prim_func(private=True, s_tir=True)
-def negated(var_x: T.handle, var_out: T.handle):
-    n = T.int64()
-    x = T.match_buffer(var_x, (n, 4), "float32")
-    out = T.match_buffer(var_out, (n, 4), "float32")
-    for i, j in T.grid(n, 4):
-        with T.sblock("rows"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            out[vi, vj] = -x[vi, vj]
-
-
-@T.prim_func(private=True, s_tir=True)
-def first_row_added(var_row: T.handle, var_x: T.handle):
-    n = T.int64()
-    row = T.match_buffer(var_row, (4,), "float32")
-    x = T.match_buffer(var_x, (n, 4), "float32")
-    for j in T.serial(4):
-        with T.sblock("row"):
-            vj = T.axis.spatial(4, j)
-            x[0, vj] = x[0, vj] + row[vj]
-
-
-@T.prim_func(private=True, s_tir=True)
-def on_a_gpu(var_x: T.handle, var_out: T.handle):
-    T.func_attr({"tirx.is_scheduled": True})
-    x = T.match_buffer(var_x, (8, 4), "float32")
-    out = T.match_buffer(var_out, (8, 4), "float32")
-    for i in T.thread_binding(8, "threadIdx.x"):
-        for j in T.serial(4):
-            with T.sblock("rows"):
-                vi, vj = T.axis.remap("SS", [i, j])
-                out[vi, vj] = x[vi, vj]
-
-
 ROWS = X[0]
 
 
@@ -219,8 +186,8 @@ def test_a_function_in_tir_is_an_external_one_that_tvm_compiles() -> None:
         n = x.shape[0]
         out = nn.Tensor.placeholder((n, 4), "float32")
         three = tirx.IntImm("int64", 3)
-        return op.tensor_ir_op(scaled_rows, "rows", [x, three], out), op.tensor_ir_op(
-            scaled_rows, "rows", [x, n], out
+        return op.tensor_ir_op(tir.scaled_rows, "rows", [x, three], out), op.tensor_ir_op(
+            tir.scaled_rows, "rows", [x, n], out
         )
 
     by_three, by_size = ran(function, [["n", 4]], [ROWS])
@@ -233,7 +200,9 @@ def test_functions_of_one_name_hint_stay_apart() -> None:
     def function(x: Any) -> Any:
         out = nn.Tensor.placeholder(x.shape, "float32")
         zero = tirx.IntImm("int64", 0)
-        return op.tensor_ir_op(negated, "same", x, out), op.tensor_ir_op(scaled_rows, "same", [x, zero], out)
+        return op.tensor_ir_op(tir.negated, "same", x, out), op.tensor_ir_op(
+            tir.scaled_rows, "same", [x, zero], out
+        )
 
     given = {"x": spec.Tensor(["n", 4], "float32")}
     text = str(exported(function, given))
@@ -248,7 +217,7 @@ def test_functions_of_one_name_hint_stay_apart() -> None:
 def test_what_is_changed_in_place_is_a_copy() -> None:
     def function(row: Any, x: Any) -> Any:
         return op.tensor_ir_inplace_op(
-            first_row_added, "add", [row, x], 1, nn.Tensor.placeholder(x.shape, "float32")
+            tir.first_row_added, "add", [row, x], 1, nn.Tensor.placeholder(x.shape, "float32")
         )
 
     row, before = torch.ones(4), ROWS.clone()
@@ -259,7 +228,7 @@ def test_what_is_changed_in_place_is_a_copy() -> None:
 
 def test_a_function_for_a_gpu_exports_and_says_where_it_runs_that_it_cannot_be_compiled() -> None:
     def function(x: Any) -> Any:
-        return op.tensor_ir_op(on_a_gpu, "on_a_gpu", [x], nn.Tensor.placeholder((8, 4), "float32"))
+        return op.tensor_ir_op(tir.on_a_gpu, "on_a_gpu", [x], nn.Tensor.placeholder((8, 4), "float32"))
 
     with pytest.raises(RunError, match="TVM does not compile 'on_a_gpu' in TIR for the processor") as caught:
         ran(function, [[8, 4]], [torch.ones(8, 4)])
@@ -270,8 +239,8 @@ def test_without_tvm_a_lambda_is_an_error_that_says_what_to_write(monkeypatch: p
     monkeypatch.setattr(absent, "find_spec", lambda name: None)
     for use in (
         lambda: op.tensor_expr_op(last_token, "f", []),
-        lambda: nn.tensor_ir_op(negated, "f", [], None),
-        lambda: op.tensor_ir_inplace_op(negated, "f", [], 0, None),
+        lambda: nn.tensor_ir_op(tir.negated, "f", [], None),
+        lambda: op.tensor_ir_inplace_op(tir.negated, "f", [], 0, None),
     ):
         with pytest.raises(WrongUse, match="are TVM's own, and TVM is not installed") as caught:
             use()

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 from few_of import few_of
-from nnfront_kernels import ahead, moe_combine
-from nnfront_kernels.common import Plan, launched_by, planning_for
+from moe_plans import moe_plans
+from nnfront_kernels import ahead
+from nnfront_kernels.common import launched_by, planning_for
 from test_gpu_bench import bench
 
 from nnfront.artefact.loader import kernels_of
@@ -167,16 +168,6 @@ def test_what_is_launched_on_a_gpu_is_compiled_before(compiled, look, given):
     assert launched <= known
 
 
-def moe_plans() -> list[Plan]:
-    """Two specialisations of a small kernel."""
-    plans: list[Plan] = []
-    with launched_by(plans.append):
-        for width in (64, 37):
-            arguments, options = moe_combine.KERNEL.example(moe_combine.CombineShape(3, 2, width), "float16")
-            moe_combine.KERNEL.launch(*arguments, **options, arch="sm_90")
-    return plans
-
-
 def bring(folder: Path) -> str:
     """Compile one of them into a folder."""
     with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +187,7 @@ from fake_driver import FakeDriver
 from nnfront.backends.cuda.ahead import launcher
 from nnfront.backends.cuda.ahead.driver import Driver
 from nnfront_kernels import ahead, common
-from test_gpu_compiled import moe_plans
+from moe_plans import moe_plans
 
 folder = Path(__file__).parent
 brought = compiled.brought("sm_90", folder)
