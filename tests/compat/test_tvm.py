@@ -15,8 +15,8 @@ import torch
 
 import nnfront
 import nnfront.compat.tvm as relax_nn
-from nnfront.compat.tvm import absent, core, lambdas, modules, nn, op, spec
-from nnfront.compat.tvm.llm import kv_cache
+import nnfront.compat.tvm.llm.kv_cache
+from nnfront.compat.tvm import absent, core, lambdas, llm, modules, nn, op, spec
 from nnfront.errors import DimError, NnfrontError, SpecError, WrongUse
 
 # Constructor arguments and parameters in which nnfront's class has another, or one more at the end.
@@ -90,7 +90,7 @@ def test_every_name_that_tvm_imports_into_its_frontend_is_here() -> None:
 
 @pytest.mark.parametrize(
     ("file", "room"),
-    [("core.py", core), ("modules.py", modules), ("spec.py", spec), ("llm/kv_cache.py", kv_cache)],
+    [("core.py", core), ("modules.py", modules), ("spec.py", spec), ("llm/kv_cache.py", llm.kv_cache)],
     ids=["core", "modules", "spec", "kv_cache"],
 )
 def test_methods_take_the_parameters_of_tvms(file: str, room: ModuleType) -> None:
@@ -276,7 +276,9 @@ class Cached(nn.Module):
     def __init__(self) -> None:
         self.layers = nn.ModuleList([Attends() for _ in range(2)])
 
-    def forward(self, x: nn.Tensor, cache: kv_cache.PagedKVCache) -> tuple[nn.Tensor, kv_cache.PagedKVCache]:
+    def forward(
+        self, x: nn.Tensor, cache: llm.kv_cache.PagedKVCache
+    ) -> tuple[nn.Tensor, llm.kv_cache.PagedKVCache]:
         for i, layer in enumerate(self.layers):
             x = layer(x, cache, i)
         return x, cache
@@ -286,7 +288,7 @@ class Attends(nn.Module):
     def __init__(self) -> None:
         self.qkv = nn.Linear(4, 12, bias=False)
 
-    def forward(self, x: nn.Tensor, cache: kv_cache.PagedKVCache, layer: int) -> nn.Tensor:
+    def forward(self, x: nn.Tensor, cache: llm.kv_cache.PagedKVCache, layer: int) -> nn.Tensor:
         b, s, _ = x.shape
         qkv = op.reshape(self.qkv(x), (b, s, 6, 2))
         return x + op.reshape(cache.attention_with_fused_qkv(layer, qkv, 2, sm_scale=0.5), (b, s, 4))
@@ -296,7 +298,7 @@ def test_a_paged_cache_is_external_functions_of_its_methods() -> None:
     model = Cached()
     given = {
         "x": spec.Tensor(["b", "s", 4], "float32"),
-        "cache": spec.Object(object_type=kv_cache.PagedKVCache),
+        "cache": spec.Object(object_type=llm.kv_cache.PagedKVCache),
     }
     ir = model.export({"forward": given})
     seen: list[tuple[Any, int, float]] = []
