@@ -14,7 +14,7 @@ demo: $(READY)
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 types tests
 
-# What `test` leaves out for its time: further cases of its claims, and mistakes made on purpose, which a test must catch.
+# What `test` leaves out for its time: further cases of its claims, mistakes made on purpose, which a test must catch, and claims about whole processes that take seconds.
 test-matrix: $(READY)
 	$(PYTEST) -m "matrix and not slow and not gpu and not browser"
 

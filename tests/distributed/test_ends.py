@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from few_of import few_of
 from patience import HANGS_SECONDS
 
 from nnfront.distributed.launch import SHUTDOWN_SECONDS, _what_ended, launch
@@ -90,13 +89,12 @@ class Started:
 
 @pytest.mark.parametrize(
     ("mark", "rank", "sent", "error"),
-    few_of(
-        [
-            ("dead", 0, signal.SIGKILL, "rank 0 was killed by SIGKILL\n  process "),
-            ("hung", 1, signal.SIGSTOP, "rank 1 hangs: it gave no sign of life for 6 seconds\n"),
-        ]
-    ),
+    [
+        ("dead", 0, signal.SIGKILL, "rank 0 was killed by SIGKILL\n  process "),
+        ("hung", 1, signal.SIGSTOP, "rank 1 hangs: it gave no sign of life for 6 seconds\n"),
+    ],
 )
+@pytest.mark.matrix  # whole processes
 def test_a_dead_or_a_hung_rank_ends_all(
     mark: str, rank: int, sent: signal.Signals, error: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from few_of import few_of
 from patience import HANGS_SECONDS
 
 import nnfront as nn
@@ -22,7 +21,8 @@ FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 PROMPTS = ["def main():\n", "import os\n\n", "class Path:\n    def "]
 
 
-@pytest.mark.parametrize("form", few_of(["an artefact, with guesses", "a folder"]))
+@pytest.mark.matrix  # whole processes
+@pytest.mark.parametrize("form", ["an artefact, with guesses", "a folder"])
 def test_a_server_of_two_ranks_answers_as_one_process_and_ends_in_order(form: str, tmp_path: Path) -> None:
     path, flags = FOLDER, []
     if form != "a folder":

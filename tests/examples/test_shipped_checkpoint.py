@@ -118,6 +118,7 @@ def test_bits_per_byte_is_what_predicting_token_by_token_costs(
     )
 
 
+@pytest.mark.matrix  # seconds of a whole model
 def test_the_model_beats_gzip_and_meets_the_figure_of_its_readme(
     model: LlamaForCausalLM, tokenizer: Tokenizer
 ):

@@ -161,7 +161,7 @@ def of_model(quant: str | None) -> tuple[set[str], set[str]]:
             (of_architectures, ("qwen3_moe", "int8")),
             (of_architectures, ("llama", "int4")),
         ],
-        3,
+        2,
     ),
 )
 def test_what_is_launched_on_a_gpu_is_compiled_before(compiled, look, given):
@@ -220,6 +220,7 @@ part.main()
 """
 
 
+@pytest.mark.matrix  # whole processes
 def test_a_fault_of_the_device_begins_a_new_process_and_what_is_compiled_there_is_said(
     compiled, compiled_before, monkeypatch, tmp_path, capsys
 ):

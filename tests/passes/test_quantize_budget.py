@@ -70,6 +70,7 @@ def test_no_weight_is_worse_than_in_the_best_format_of_that_size(budget):
     assert rules == dict(within(QuantScheme(f"auto:{budget}"), measured, elements).rules)
 
 
+@pytest.mark.matrix  # seconds of a whole model
 def test_a_folder_is_quantised_within_its_budget_and_rules_are_kept():
     scheme = QuantScheme("auto:5", rules=(("*.o_proj", "keep"), ("model.layers.0.mlp", "int4:64")))
     llm = nn.LLM.load(FOLDER, quant=scheme)

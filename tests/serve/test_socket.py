@@ -153,6 +153,7 @@ def test_who_does_not_read_or_closes_one_half_holds_up_nobody(
     holds_nothing_and_answers(url)
 
 
+@pytest.mark.matrix  # whole processes
 def test_a_server_that_was_killed_in_the_middle_of_an_answer_begins_again_and_answers_alike(
     template: Path,
 ) -> None:
