@@ -65,7 +65,8 @@ def operands(run: Run, arch: str, device: str) -> tuple[tuple[Any, ...], dict[st
 def _random(run: Run, tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    if run.kernel == "matmul_int4" and tensor.dtype == torch.uint8 and tensor.shape[1] == run.shape.k // 2:
+    is_int4 = run.kernel == "matmul_int4" and tensor.dtype == torch.uint8
+    if is_int4 and tensor.shape[0] != run.shape.k // run.shape.group:  # else zero points, 0 to 15
         nibbles = torch.randint(
             0, 16, (tensor.shape[0], run.shape.k), device=tensor.device, dtype=torch.uint8
         )
