@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nnfront.backends.cpu import extension, linear
 from nnfront.backends.cpu import gemv as small_batch
 from nnfront.backends.cpu.activations import GATES
-from nnfront.backends.cpu.gemv import MOST_ROWS, find_torch, most_rows
+from nnfront.backends.cpu.gemv import find_torch
 from nnfront.backends.cpu.in_c import in_c
 from nnfront.lower import Run, Structure
 
@@ -32,7 +32,7 @@ def left_to_others(run: Run):
 class InC:
     """The kernels in C, through what writes their calls: None for operands that they are not for."""
 
-    most, results = MOST_ROWS, (torch.bfloat16, torch.float32)
+    most, results = 130, (torch.bfloat16, torch.float32)
 
     def __init__(self, *, with_tiles: bool) -> None:
         self.with_tiles = with_tiles
@@ -180,30 +180,25 @@ def test_activated_products_agree_with_float64(kernel: InC | ByTorch, data: st.D
 
 
 @native_only
-def test_rows_that_tiles_multiply_do_not_depend_on_how_many_there_are_beside_them():
-    x, w, b = operands(64, 257, 130, True)
-    every = NATIVE.multiply(x, w, b)
-    for rows in (2, 9, 16, 17, 63):
-        assert torch.equal(NATIVE.multiply(x[:rows], w, b), every[:rows])
-
-
-@native_only
+@pytest.mark.parametrize("kernel", [NATIVE, WITHOUT_TILES])
 @pytest.mark.parametrize(("columns", "outputs"), [(5, 33), (96, 17), (257, 130), (2056, 29)])
 @pytest.mark.parametrize("finish", ["plain", "wide", "finished", "gated"])
-def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(finish, columns, outputs):
-    x, w, b = operands(300, columns, 2 * outputs, True)
-    added = operands(300, 2 * outputs, 1, False)[0]
+def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(
+    kernel, finish, columns, outputs
+):
+    x, w, b = operands(540, columns, 2 * outputs, True)
+    added = operands(540, 2 * outputs, 1, False)[0]
 
     def multiply(rows: slice) -> torch.Tensor | None:
         if finish == "gated":
-            return WITHOUT_TILES.gated("silu", x[rows], w, b)
+            return kernel.gated("silu", x[rows], w, b)
         if finish == "finished":
-            return WITHOUT_TILES.multiply(x[rows], w, b, added[rows], activation="gelu")
+            return kernel.multiply(x[rows], w, b, added[rows], activation="gelu")
         dtype = torch.float32 if finish == "wide" else torch.bfloat16
-        return WITHOUT_TILES.multiply(x[rows], w, None, None, dtype)
+        return kernel.multiply(x[rows], w, None, None, dtype)
 
     alone = torch.cat([multiply(slice(row, row + 1)) for row in range(len(x))])
-    for rows in (*range(2, 10), 16, 17, 64, 65, 130, 300):
+    for rows in (*range(2, 10), 16, 17, 64, 65, 130, 300, 512, 513, 540):
         assert torch.equal(multiply(slice(rows)), alone[:rows])
 
 
@@ -211,8 +206,9 @@ def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(f
 def test_rows_that_are_multiplied_in_several_parts_are_all_multiplied():
     """More elements than caches hold."""
     x, w, b = operands(300, 8192, 13, True)
-    assert_right(WITHOUT_TILES.multiply(x, w, b), x, w, b)
-    assert_right(WITHOUT_TILES.multiply(x, w, b, None, torch.float32), x, w, b)
+    for kernel in (NATIVE, WITHOUT_TILES):
+        assert_right(kernel.multiply(x, w, b), x, w, b)
+        assert_right(kernel.multiply(x, w, b, None, torch.float32), x, w, b)
 
 
 @native_only
@@ -296,7 +292,7 @@ def test_results_round_to_the_nearest_ties_to_even():
 def test_operands_that_do_not_fit_are_left_to_others(kernel: InC | ByTorch):
     x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
     assert kernel.multiply(x, w) is not None
-    is_limited = kernel is not WITHOUT_TILES and (kernel is not NATIVE or most_rows() is not None)
+    is_limited = isinstance(kernel, ByTorch)
     assert (kernel.multiply(x.expand(kernel.most + 1, 64).contiguous(), w) is None) == is_limited
     assert kernel.multiply(x[:0], w) is None
     assert kernel.multiply(x.float(), w) is None
@@ -352,9 +348,6 @@ def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
         sizes = (8, 8, *[0] * (2 if name == "multiply" else 1), 1, 1)
         with pytest.raises(ValueError, match="1 row or more, got 0"):
             kernel(0, *sizes, x, x, *absent, None, y)
-        if most_rows() is not None:
-            with pytest.raises(ValueError, match="1 to 64 rows, got 65"):
-                kernel(65, *sizes, x, x, *absent, x, y)
         with pytest.raises(ValueError, match=f"{name}: rows is -1, it must be from 0 to 2\\^40"):
             kernel(-1, *sizes, x, x, *absent, None, y)
     assert y.isnan().all()

@@ -82,7 +82,7 @@ class Case:
 def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
     name, group = data.draw(st.sampled_from(WAYS))
     columns = group * data.draw(st.integers(1, 9)) if group else data.draw(st.integers(1, 1100))
-    rows, outputs = data.draw(st.sampled_from([1, 2, 3, 4, 7, 12, 13, 31])), data.draw(st.integers(1, 37))
+    rows, outputs = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 13, 16, 31])), data.draw(st.integers(1, 37))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     case = Case(name, group, rows, columns, outputs, is_wide=data.draw(st.booleans()))
     bias = torch.randn(outputs).bfloat16() if data.draw(st.booleans()) else None
@@ -101,7 +101,7 @@ def test_a_row_is_the_same_bits_alone_and_among_many(name, group):
     case.check(together, rounded(case.x) @ case.dense.T)
     for row in (0, 11, 12, 527, 528, 539):
         assert torch.equal(case.run(case.x[row : row + 1].clone())[0], together[row])
-    for rows in (2, 3, 4, 5, 7, 16, 17):
+    for rows in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33):
         assert torch.equal(case.run(case.x[:rows].clone()), together[:rows])
 
 
@@ -112,7 +112,7 @@ def test_sets_that_round_products_and_sums_once_give_the_same_bits(instructions,
     of_rows = {}
     for of_set in (name for name in NATIVE.sets if name != "portable"):
         NATIVE.use_set(of_set)
-        of_rows[of_set] = torch.cat([case.run(case.x[:rows].clone()) for rows in (1, 2, 4, 7, 21)])
+        of_rows[of_set] = torch.cat([case.run(case.x[:rows].clone()) for rows in (1, 2, 4, 7, 8, 15, 21)])
     NATIVE.use_set(instructions)
     for of_set, found in of_rows.items():
         assert torch.equal(found, of_rows[NATIVE.sets[0]]), of_set

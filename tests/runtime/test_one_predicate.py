@@ -14,7 +14,6 @@ from nnfront import op, spec
 from nnfront.backends.cpu import tape
 from nnfront.backends.cpu.backend import CPU, WRITERS
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.gemv import most_rows
 from nnfront.backends.cpu.in_c import in_c, refusal
 from nnfront.lower import Run, Structure
 from nnfront.lower.reference import reference
@@ -74,14 +73,9 @@ class Rows(nn.Module):
 
 
 @pytest.mark.parametrize("rows", ["n", 64, 65])
-def test_a_product_of_as_many_rows_as_the_kernel_takes_is_no_product_by_itself(rows: int | str) -> None:
-    is_too_many = rows == 65 and most_rows() is not None
-    why = " (there are more than 64 rows, or none)" if is_too_many else ""
+def test_a_product_of_any_number_of_rows_is_no_product_by_itself(rows: int | str) -> None:
     exe = nn.compile(Rows().export({"forward": {"x": spec.Tensor([rows, 64], "bfloat16")}}))
-    (*_, line, _last) = ["", *CPU.notes(exe.program)]
-    assert line == (
-        f"forward: run by themselves, between tapes of calls in C: finished_product{why}" if why else ""
-    )
+    assert not any("run by themselves" in line for line in CPU.notes(exe.program))
 
 
 def test_explain_says_which_operand_keeps_a_kernel_off_the_tape() -> None:

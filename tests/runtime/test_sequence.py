@@ -22,7 +22,6 @@ from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu import tape_builder as writers
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.gemv import most_rows
 from nnfront.errors import RunError
 from nnfront.session import Session
 
@@ -170,13 +169,12 @@ def test_layers_share_the_memory_of_what_is_between_them(recorder):
 
 
 @pytest.mark.parametrize("rows", [65, 80])
-def test_many_rows_are_one_call_unless_tiles_multiply_them(rows, recorder):
+def test_many_rows_are_one_call(rows, recorder):
     load = language_model(BASE)
     got = decoded(load(), [1] * rows, 2)
-    steps = 2 if most_rows() is None else 0  # besides the prompts, of one token each
+    steps = 2  # besides the prompts, of one token each
     assert recorder.rows.count(15) == rows + steps
-    attended = 0 if steps else 2 * 2  # of each layer and token by itself, between what tiles do not take
-    assert len(recorder.rows) == 2 * (rows + steps) + attended
+    assert len(recorder.rows) == 2 * (rows + steps)
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [1] * rows, 2), strict=True))
 
 

@@ -27,7 +27,6 @@ from nnfront.backends.cpu import (
     weight_layout,
 )
 from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
-from nnfront.backends.cpu.gemv import adds_single_rows_otherwise
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -75,7 +74,7 @@ class CpuBackend(Backend):
     name = "cpu"
     kernels = KERNELS
     reads_experts = True
-    adds_single_rows_otherwise = adds_single_rows_otherwise(NATIVE)
+    adds_single_rows_otherwise = NATIVE is None
 
     def end_threads(self) -> None:
         end_threads()

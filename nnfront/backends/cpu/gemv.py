@@ -3,7 +3,7 @@
 
 Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with
 AVX512_BF16). `c/products.c` reaches nine tenths of it; of several rows it stays there where the processor has tiles (AMX_BF16: 16 rows take as long
-as one), and else comes as far as the arithmetic allows, with the same sums for a row however many there are. Where that was not built, torch's own kernel for one row is next: it widens before it
+as one), and comes as far as the arithmetic allows, with the same sums for a row however many there are. Where that was not built, torch's own kernel for one row is next: it widens before it
 multiplies, and reaches three quarters or a little more. Torch has it behind a switch that turns oneDNN off for the whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
 out the argument types: where a build of torch has another kernel, the name is missing.
 """
@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import ModuleType
 from typing import TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.activations import NO_ACTIVATION
-from nnfront.backends.cpu.extension import NATIVE, torch_library, work_bytes
+from nnfront.backends.cpu.extension import NATIVE, torch_library
 
 _SYMBOL = (
     "_ZN2at6native12DispatchStubIPFviiN3c108BFloat16EPKS3_iS5_iS3_PS3_iE"
@@ -28,7 +26,7 @@ _SYMBOL = (
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
 # Whether products are multiplied with tiles, which takes memory; tests turn it off and on.
 TILES = NATIVE is not None and NATIVE.has_tiles()
-# Rows that products in C take where tiles multiply them, and those of quantised weights.
+# Rows of quantised weights that a product in C takes where tiles multiply them.
 MOST_ROWS = 64
 _ONE = 0x3F80  # 1.0 as bfloat16
 
@@ -79,23 +77,3 @@ def _is_right(multiply: OneRow) -> bool:
 
 
 ONE_ROW = find_torch(torch_library()) if NATIVE is None else None
-
-
-def most_rows(*, with_tiles: bool = TILES) -> int | None:
-    """Return how many rows a product in C takes on this machine; None for any number."""
-    return MOST_ROWS if with_tiles and NATIVE is not None and NATIVE.has_tiles() else None
-
-
-def adds_single_rows_otherwise(module: ModuleType | None) -> bool:
-    """Whether a product of a single row has its sums in another order than one of several rows, as where tiles multiply these."""
-    if module is None:
-        return True
-    generator, rows, columns = torch.Generator().manual_seed(0), 2, 1024
-    x, weight = (torch.randn(n, columns, generator=generator).to(torch.bfloat16) for n in (rows, 256))
-    one, two = (torch.empty(n, len(weight)) for n in (1, rows))
-    taken = work_bytes("multiply", {"rows": rows, "columns": columns, "with_tiles": TILES})
-    work = torch.empty(taken, dtype=torch.uint8)
-    for y in (one, two):
-        kind = True, NO_ACTIVATION, TILES, torch.get_num_threads()
-        module.multiply(len(y), columns, len(weight), *kind, weight, x[: len(y)], None, None, work, y)
-    return not torch.equal(one[0], two[0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers on a CPU, and what comes before and after them in fusions.
 
-Rows of bfloat16 go to a kernel in C (`gemv`), those that it does not take to oneDNN. Results are those of the ops' references, up to the order of sums.
+Rows of bfloat16 go to a kernel in C (`gemv`), other dtypes to oneDNN. Results are those of the ops' references, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import GATES, activation, activation_name, activation_number
-from nnfront.backends.cpu.gemv import ONE_ROW, TILES, most_rows
+from nnfront.backends.cpu.gemv import ONE_ROW, TILES
 from nnfront.backends.cpu.in_c import by_types, kernel
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
@@ -184,7 +184,7 @@ def gated(
     return multiply_gated
 
 
-def count_rows(builder: TapeBuilder, x: Value, columns: int, most: int | None) -> int:
+def count_rows(builder: TapeBuilder, x: Value, columns: int, most: int | None = None) -> int:
     """The rows of x, if there are no more than `most`."""
     rows = prod(x.shape) // max(columns, 1)
     builder.limit_count(rows if prod(x.shape) == rows * columns else 0, most, "rows")
@@ -204,7 +204,7 @@ def _write(
     number, dtype = activation_number(run), run.attrs.get("out_dtype") or run.attrs.get("dtype", "bfloat16")
     demand_bfloat16(weight=weight, x=x, bias=bias, residual=residual)
     outputs, columns = weight.shape
-    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    rows = count_rows(builder, x, columns)
     shape = (*x.shape[:-1], outputs)
     is_all = scale is None and "scale" not in run.attrs and "product_dtype" not in run.attrs
     demand(is_all, "more than an activation, a residual and a cast comes after it")
@@ -225,7 +225,7 @@ def _write_gated(
     demand_bfloat16(weight=weight, x=x, bias=bias)
     demand(name in GATES, f"there is no {name} in the kernel")
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
-    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    rows = count_rows(builder, x, columns)
     kind = GATES.index(name), TILES, builder.threads
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     builder.call("multiply_gated", rows, columns, outputs, *kind, weight, x, bias, y)
@@ -282,7 +282,7 @@ PRODUCTS = (
         "linear",
         _write,
         _linear_bfloat16,
-        "a kernel that reads the weight at memory speed; rows that tiles are too many for: oneDNN",
+        "a kernel that reads the weight at memory speed, of few rows and many",
         _plain_in_c,
         held=NOTHING.held,
     ),
@@ -322,7 +322,7 @@ FINISHED = kernel(
     "product",
     _write,
     _finished_product,
-    "what comes after it in the kernel of the product; rows that tiles are too many for: the sum in the product's own memory",
+    "what comes after it in the kernel of the product",
     _finished_in_c,
     held=_finished_product_bytes,
 )

@@ -20,7 +20,7 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
-from nnfront.backends.cpu.gemv import MOST_ROWS, TILES, most_rows
+from nnfront.backends.cpu.gemv import MOST_ROWS, TILES
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
 from nnfront.backends.cpu.linear import count_rows, gated
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
@@ -186,7 +186,7 @@ def _write(
     if stored is None:
         raise Refused(f"there is no kernel for {format}")
     columns, outputs = x.shape[-1], weight.shape[0]
-    rows = count_rows(builder, x, columns, most_rows(with_tiles=TILES))
+    rows = count_rows(builder, x, columns, MOST_ROWS if TILES else None)
     builder.limit(
         len(x.shape) < 2 or x.shape[-2] <= MOST_ROWS, f"there are more than {MOST_ROWS} tokens of a sequence"
     )

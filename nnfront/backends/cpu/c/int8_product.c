@@ -3,7 +3,8 @@
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
 // cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there.
-// Few rows do without that order where bytes are multiplied by fours (`int8_few_rows.h`). Sums of a part are exact, and parts are added in their order: so a row has the same bits both ways.
+// Few rows do without that order where bytes are multiplied by fours (`int8_few_rows.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts
+// are added in their order: so a row has the same bits in all ways.
 
 #include <math.h>
 
@@ -39,10 +40,10 @@ typedef struct {
     float *scales;             // [rows]
     float *sums;               // [rows, parts], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
-    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight, and for tiles row by row
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t bytes;          // of an output
-    bool is_few;
+    bool is_few, is_tiled;
 } Int8;
 
 // How many rows the block has that begins at a row.
@@ -108,7 +109,7 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
     const Int8 *p = given;
     const Py_ssize_t all_rows = p->n->rows;
     for (Py_ssize_t row = 0, rows; row < end; row += rows) {
-        rows = p->is_few ? 1 : rows_of_block(all_rows - row);
+        rows = p->is_few || p->is_tiled ? 1 : rows_of_block(all_rows - row);
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end) {
                 const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
@@ -243,6 +244,10 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #include "int8_few_rows.h"
 #endif
 
+#if HAS_TILES
+#include "int8_tiles.h"
+#endif
+
 // Vectors of outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
     const Int8 *p = given;
@@ -284,8 +289,11 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns)};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP;
+#if HAS_TILES
+    if (n->rows >= LEAST_TILED && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
+#endif
 #if BYTES_BY_FOURS
-    if (n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
+    if (!p.is_tiled && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;

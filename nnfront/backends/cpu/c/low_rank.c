@@ -3,19 +3,19 @@
 
 #include "product.h"
 
-// Rows of one adapter, by number. A single one is there twice: its sums have the order then that those of several have.
-static const char *add_adapter(const struct add_low_rank *n, Py_ssize_t adapter, const Py_ssize_t *found, Py_ssize_t count) {
-    const Py_ssize_t size = n->size, rank = n->rank, outputs = n->outputs, rows = count + (count == 1);
+// Rows of one adapter, by number.
+static const char *add_adapter(const struct add_low_rank *n, Py_ssize_t adapter, const Py_ssize_t *found, Py_ssize_t rows) {
+    const Py_ssize_t size = n->size, rank = n->rank, outputs = n->outputs;
     uint16_t *x = n->work, *hidden = x + rows * size, *before = hidden + rows * rank, *after = before + rows * outputs, *packed = after + rows * outputs, *y = n->y;
     for (Py_ssize_t i = 0; i < rows; i++) {
-        memcpy(x + i * size, (const uint16_t *)n->x + found[i % count] * size, (size_t)size * sizeof *x);
-        memcpy(before + i * outputs, y + found[i % count] * outputs, (size_t)outputs * sizeof *y);
+        memcpy(x + i * size, (const uint16_t *)n->x + found[i] * size, (size_t)size * sizeof *x);
+        memcpy(before + i * outputs, y + found[i] * outputs, (size_t)outputs * sizeof *y);
     }
     const struct multiply first = {rows, size, rank, 0, NOTHING, n->with_tiles, n->threads, (const uint16_t *)n->first + adapter * rank * size, x, NULL, NULL, packed, hidden};
     const struct multiply second = {rows, rank, outputs, 0, NOTHING, n->with_tiles, n->threads, (const uint16_t *)n->second + adapter * outputs * rank, hidden, NULL, before, packed, after};
     const char *why = multiply(&first);
     if (!why) why = multiply(&second);
-    for (Py_ssize_t i = 0; i < count && !why; i++) memcpy(y + found[i] * outputs, after + i * outputs, (size_t)outputs * sizeof *y);
+    for (Py_ssize_t i = 0; i < rows && !why; i++) memcpy(y + found[i] * outputs, after + i * outputs, (size_t)outputs * sizeof *y);
     return why;
 }
 

@@ -159,14 +159,17 @@ static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_
 
 // Bring x into the order of tiles, from `to` on, where these are used. Returns where it ends.
 static uint16_t *pack(Product *p, Py_ssize_t with_tiles, uint16_t *to) {
-    const bool is_tiled = with_tiles && p->rows > 1 && has_tiles();
+    const bool is_tiled = with_tiles && has_tiles();
     p->packed = is_tiled ? to : NULL;
     return is_tiled ? pack_for_tiles(p, false, to) : to;
 }
 
 static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads, uint16_t *work) {
     if (p.rows < 1) return refused("1 row or more, got 0");
-    if (p.rows > MOST_ROWS && with_tiles && has_tiles()) return refused("1 to %d rows, got %zd", MOST_ROWS, p.rows);
+    if (p.rows > MOST_ROWS && with_tiles && has_tiles()) {
+        multiply_many_by_tiles(&p, work, threads);
+        return NULL;
+    }
     pack(&p, with_tiles, work);
     share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
     return NULL;

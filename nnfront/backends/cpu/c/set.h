@@ -8,7 +8,7 @@
 
 #include "quantized_tiles.c"
 
-#include "dequantized_tiles.c"
+#include "many_rows_tiles.c"
 #else
 #include "no_tiles.h"
 #endif

@@ -11,7 +11,7 @@
 
 enum { SIDE = 16, TILE = SIDE * LANES, MOST_TILES = 4 };  // rows of a tile; elements; tiles of x at a time
 
-#define TILED __attribute__((target("amx-tile,amx-bf16,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")))
+#define TILED __attribute__((target("amx-tile,amx-bf16,amx-int8,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")))
 
 // Let all tiles of this thread be whole ones, until `_tile_release`.
 TILED INLINE void use_whole_tiles(void) {
@@ -29,7 +29,7 @@ static bool has_tiles(void) {
     if (!known) {
         uint32_t a, b, c, d;
         __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-        const bool are_there = d >> 22 & d >> 24 & 1;  // AMX_BF16 and AMX_TILE
+        const bool are_there = d >> 22 & d >> 24 & d >> 25 & 1;  // AMX_BF16, AMX_TILE and AMX_INT8
         known = are_there && !syscall(SYS_arch_prctl, REQUEST, TILE_DATA) ? 1 : 2;
     }
     return known == 1;

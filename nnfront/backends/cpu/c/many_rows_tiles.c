@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of many rows by matrix tiles, with a weight in bfloat16 or in few bits. PAIR rows of the weight, or what their numbers stand for, are brought together by one thread, DEPTH
+// columns at a time, and stay in the nearest cache for all rows of x, which lie in the next one in the order of tiles. Sums of a weight in bfloat16 are added up in the order in which
+// `tiles.c` does it: a row has the same bits among few rows and many.
+
+#include "product.h"
+#include "rounded.h"
+
+enum {
+    PAIR = 2 * SIDE,       // rows of the weight, and of x, at a time: four tiles of sums
+    DEPTH = 4 * BLOCK,     // columns at a time
+    NEXT = DEPTH + LANES,  // from a row in a panel to the next one: no power of two, whose multiples share few places of the nearest cache
+    MOST_TOGETHER = 16,    // pairs of tiles of x that are multiplied with what is in a panel
+    MOST_PAIRS = 4,        // of the weight that are multiplied with the same columns of x, so that these come near once
+    AS_IT_IS = -1,         // in the place of how a weight is stored that is in bfloat16
+};
+
+typedef struct {
+    Product product;      // of the rows of x that are multiplied now
+    Quantized quantized;  // the weight, if it is in few bits
+    int how;              // it is stored
+    uint16_t *packed;
+    Py_ssize_t steps;     // of LANES columns
+} Many;
+
+// The columns of 16 vectors of 16 become their rows.
+TILED INLINE void turn_over(__m512i *rows) {
+    __m512i by[4][4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512i *from = rows + 4 * i;
+        const __m512i low = _mm512_unpacklo_epi32(from[0], from[1]), high = _mm512_unpackhi_epi32(from[0], from[1]);
+        const __m512i next_low = _mm512_unpacklo_epi32(from[2], from[3]), next_high = _mm512_unpackhi_epi32(from[2], from[3]);
+        by[0][i] = _mm512_unpacklo_epi64(low, next_low), by[1][i] = _mm512_unpackhi_epi64(low, next_low);
+        by[2][i] = _mm512_unpacklo_epi64(high, next_high), by[3][i] = _mm512_unpackhi_epi64(high, next_high);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        const __m512i even = _mm512_shuffle_i32x4(by[j][0], by[j][1], 0x88), odd = _mm512_shuffle_i32x4(by[j][0], by[j][1], 0xDD);
+        const __m512i next_even = _mm512_shuffle_i32x4(by[j][2], by[j][3], 0x88), next_odd = _mm512_shuffle_i32x4(by[j][2], by[j][3], 0xDD);
+        rows[j] = _mm512_shuffle_i32x4(even, next_even, 0x88), rows[8 + j] = _mm512_shuffle_i32x4(even, next_even, 0xDD);
+        rows[4 + j] = _mm512_shuffle_i32x4(odd, next_odd, 0x88), rows[12 + j] = _mm512_shuffle_i32x4(odd, next_odd, 0xDD);
+    }
+}
+
+// Bring pairs of tiles of x into their order, [pair, step, tile of the pair, pair of columns, row], zero where x has no rows and columns.
+TILED static void pack_pairs(const void *given, Py_ssize_t at, Py_ssize_t end) {
+    const Many *m = given;
+    const Product *p = &m->product;
+    const __m512i order = order_of_columns(m->how != AS_IT_IS && is_spread((Stored)m->how));
+    for (Py_ssize_t tile = 2 * at; tile < 2 * end; tile++)
+        for (Py_ssize_t step = 0; step < m->steps; step++) {
+            const Py_ssize_t left = p->columns - step * LANES;
+            const __mmask32 mask = left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1;
+            const uint16_t *x = p->x + tile * SIDE * p->columns + step * LANES;
+            uint16_t *to = m->packed + ((tile / 2 * m->steps + step) * 2 + tile % 2) * TILE;
+            __m512i values[SIDE];
+#pragma GCC unroll 16
+            for (int row = 0; row < SIDE; row++)
+                values[row] = tile * SIDE + row < p->rows ? _mm512_permutexvar_epi16(order, _mm512_maskz_loadu_epi16(mask, x + row * p->columns)) : _mm512_setzero_si512();
+            turn_over(values);
+#pragma GCC unroll 16
+            for (int pair = 0; pair < SIDE; pair++) _mm512_storeu_si512(to + pair * LANES, values[pair]);
+        }
+}
+
+// Add to four tiles of sums, or make them, what `steps` steps of a panel and a pair of tiles of x give.
+TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *x, float *sums, Py_ssize_t steps, const bool is_first) {
+    if (is_first) zero_tiles(4);
+    else {
+        _tile_loadd(0, sums, 4 * SIDE);
+        _tile_loadd(1, sums + SIDE * SIDE, 4 * SIDE);
+        _tile_loadd(2, sums + 2 * SIDE * SIDE, 4 * SIDE);
+        _tile_loadd(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
+    }
+    for (Py_ssize_t step = 0; step < steps; step++, weight += LANES, x += 2 * TILE) {
+        _tile_loadd(4, weight, 2 * NEXT);
+        _tile_loadd(6, x, 2 * LANES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, x + TILE, 2 * LANES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, weight + SIDE * NEXT, 2 * NEXT);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    store_tiles(sums, 4);
+}
+
+// Sums of a tile, [output, row], as [row, output].
+TILED INLINE void turn_sums(const float *sums, float (*to)[SIDE]) {
+    __m512i values[SIDE];
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) values[i] = _mm512_loadu_si512(sums + i * SIDE);
+    turn_over(values);
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) _mm512_storeu_si512(to[i], values[i]);
+}
+
+// Write `there` outputs from `at` on of a pair of tiles of x, from row `first` on, of their sums. Gates lie in the first half of a panel, what they are multiplied with in the second.
+TILED INLINE void finish_pair(const Product *p, const float *sums, Py_ssize_t at, int there, Py_ssize_t first) {
+    float values[2][SIDE][SIDE];
+    for (int tile = 0; tile < 2; tile++) {
+        const Py_ssize_t row = first + tile * SIDE, rows = p->rows - row < SIDE ? p->rows - row : SIDE;
+        for (int half = 0; half < 2; half++) turn_sums(sums + (2 * half + tile) * SIDE * SIDE, values[half]);
+        for (int half = 0; half < 2 - p->is_gated && there > half * SIDE; half++) {
+            const Lanes mask = first_lanes(there - half * SIDE);
+            const Py_ssize_t output = at + half * SIDE;
+            const Floats bias = p->bias ? widened_vector(p->bias + output, mask) : all(0.0f);
+            const Floats other_bias = p->bias && p->is_gated ? widened_vector(p->bias + p->outputs + output, mask) : all(0.0f);
+            for (Py_ssize_t i = 0; i < rows; i++) {
+                const Py_ssize_t to = (row + i) * p->outputs + output;
+                Floats value = activated(floats(values[half][i]) + bias, p->activation);
+                if (p->is_gated) value *= floats(values[1][i]) + other_bias;
+                if (p->added) value += widened_vector(p->added + to, mask);
+                store_elements(p->y, p->is_wide, to, mask, value);
+            }
+        }
+    }
+}
+
+// The columns `begin` to `end` of `there` outputs from `at` on into a panel, zero to the end of a step.
+TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int there, Py_ssize_t begin, Py_ssize_t end, uint16_t *panel) {
+    if (how == AS_IT_IS) {
+        const Product *p = &m->product;
+        for (int half = 0; half < 1 + p->is_gated; half++)
+            for (int output = 0; output < there; output++) {
+                const uint16_t *from = p->weight + (half * p->outputs + at + output) * p->columns + begin;
+                uint16_t *to = panel + (half * SIDE + output) * NEXT;
+                for (Py_ssize_t i = 0; i < end - begin; i += LANES) {
+                    const Py_ssize_t left = end - begin - i;
+                    _mm512_storeu_si512(to + i, _mm512_maskz_loadu_epi16(left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1, from + i));
+                }
+            }
+        return;
+    }
+    for (int output = 0; output < there; output++, panel += NEXT) {
+        if (is_spread((Stored)how)) round_spread(&m->quantized, (Stored)how, at + output, begin, end, panel, LANES);
+        else round_columns(&m->quantized, (Stored)how, at + output, begin, end, panel);
+        for (Py_ssize_t i = end - begin; !is_spread((Stored)how) && i % LANES; i++) panel[i] = 0;
+    }
+}
+
+TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end) {
+    const Product *p = &m->product;
+    const int each = p->is_gated ? SIDE : PAIR;  // outputs of a panel
+    uint16_t panel[PAIR * NEXT] __attribute__((aligned(64)));
+    float sums[MOST_PAIRS][MOST_TOGETHER][4 * SIDE * SIDE] __attribute__((aligned(64)));
+    memset(panel, 0, sizeof panel);
+    use_whole_tiles();
+    for (; at < end; at += MOST_PAIRS * each)
+        for (Py_ssize_t begin = 0; begin < p->columns; begin += DEPTH)
+            for (Py_ssize_t from = at, i = 0; i < MOST_PAIRS && from < end; from += each, i++) {
+                const Py_ssize_t stop = p->columns - begin < DEPTH ? p->columns : begin + DEPTH, steps = (stop - begin + LANES - 1) / LANES;
+                const int there = end - from < each ? (int)(end - from) : each;
+                fill_panel(m, how, from, there, begin, stop, panel);
+                order_memory();
+                for (Py_ssize_t pair = 0; pair * PAIR < p->rows; pair++) {
+                    float *to = p->columns > DEPTH ? sums[i][pair] : sums[0][0];
+                    multiply_pair(panel, m->packed + (pair * m->steps + begin / LANES) * 2 * TILE, to, steps, !begin);
+                    order_memory();
+                    if (stop == p->columns) finish_pair(p, to, from, there, pair * PAIR);
+                }
+            }
+    _tile_release();
+}
+
+#define OUTPUTS(how) \
+    TILED static void many_outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { many_outputs(given, how, at, end); }
+OUTPUTS(AS_IT_IS) OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
+OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
+#undef OUTPUTS
+
+static const Share dequantized_shares[] = {many_outputs_INT8, many_outputs_INT8_GROUPS, many_outputs_FLOAT8, many_outputs_FLOAT8_GROUPS, many_outputs_INT4_GROUPS, many_outputs_UINT4_GROUPS,
+                                           many_outputs_VALUES4, many_outputs_Q4_K, many_outputs_Q5_K, many_outputs_Q6_K};
+
+// Multiply all rows, so many `together`, in memory for as many.
+static void multiply_many(Many m, Share share, Py_ssize_t together, Py_ssize_t threads) {
+    const Product all_rows = m.product;
+    Product *p = &m.product;
+    m.steps = (p->columns + LANES - 1) / LANES;
+    for (Py_ssize_t first = 0; first < all_rows.rows; first += together) {
+        const Py_ssize_t skipped = first * p->outputs;
+        p->rows = all_rows.rows - first < together ? all_rows.rows - first : together;
+        p->x = all_rows.x + first * p->columns, p->added = all_rows.added ? all_rows.added + skipped : NULL;
+        p->y = (char *)all_rows.y + skipped * (p->is_wide ? 4 : 2);
+        in_shares(pack_pairs, &m, (p->rows + PAIR - 1) / PAIR, 1, (unsigned)threads);
+        in_shares(share, &m, p->outputs, PAIR, (unsigned)threads);
+    }
+}
+
+static void multiply_many_by_tiles(const Product *p, uint16_t *work, Py_ssize_t threads) {
+    multiply_many((Many){.product = *p, .how = AS_IT_IS, .packed = work}, many_outputs_AS_IT_IS, PAIR * MOST_TOGETHER, threads);
+}
+
+static void multiply_dequantized_by_tiles(const struct multiply_dequantized *n) {
+    const Product p = {.x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .activation = NOTHING};
+    const Py_ssize_t together = n->together < MOST_TOGETHER ? n->together : MOST_TOGETHER;
+    multiply_many((Many){.product = p, .quantized = WEIGHT_OF(n, n->outputs), .how = (int)n->stored, .packed = n->work}, dequantized_shares[n->stored], PAIR * together, n->threads);
+}
