@@ -22,6 +22,7 @@ enum {
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
+    OF_TILE = 16,  // rows, and fours of columns, of a tile
 #if BYTES_BY_FOURS && NEON
     BYTES_MORE = 0,  // a weight's bytes are multiplied as they are
 #else
@@ -38,9 +39,9 @@ typedef int16_t Rounded;  // with words, the first and third of four neighbours 
 typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
-    float *sums;               // [rows, parts], of quantised values
+    float *sums;               // [rows, parts], or for tiles [rows / 16, parts, 16], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
-    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight, and for tiles row by row
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t bytes;          // of an output
     bool is_few, is_tiled;
@@ -59,6 +60,14 @@ INLINE int column_of_number(bool is_four_bits, int number) {
 INLINE Py_ssize_t place_of_four(const bool is_four_bits, Py_ssize_t four) {
     const int halves = 1 + is_four_bits;
     return (four / (halves * FLOATS) * halves + four % halves) * FLOATS + four % (halves * FLOATS) / halves;
+}
+
+// Where four neighbours of a row lie among those of tiles, which are rows of as many fours.
+INLINE Py_ssize_t place_in_tile(Py_ssize_t four, Py_ssize_t row) { return (four / OF_TILE * OF_TILE + row) * OF_TILE + four % OF_TILE; }
+
+// Where the sum of a part of a row lies.
+INLINE Py_ssize_t place_of_sum(const Int8 *p, Py_ssize_t row, Py_ssize_t part) {
+    return p->is_tiled ? (row / OF_TILE * p->parts + part) * OF_TILE + row % OF_TILE : row * p->parts + part;
 }
 
 // What integers of a weight are more than the weight's, where that is the same for all outputs.
@@ -90,7 +99,8 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
                 sum += integers;
             }
             for (int four = 0; four < STEP / FOUR; four++) {
-                const Py_ssize_t number = first / FOUR + four, place = p->is_few ? place_of_four(is_four_bits, number) : number * rows + at;
+                const Py_ssize_t number = first / FOUR + four;
+                const Py_ssize_t place = p->is_few ? place_of_four(is_four_bits, number) : p->is_tiled ? place_in_tile(number, at) : number * rows + at;
                 Rounded ordered[FOUR];
 #pragma GCC unroll 4
                 for (int i = 0; i < FOUR; i++) ordered[i] = (Rounded)quantized[four / 2 * 8 + column_of_number(is_four_bits, four % 2 * FOUR + i)];
@@ -100,8 +110,8 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         int32_t all_of = 0;
         for (int i = 0; i < FLOATS; i++) all_of += sum[i];
         if (part >= p->parts) continue;
-        if (has_one_offset(p)) p->begins[row * p->parts + part] = -one_offset(p->n) * all_of;
-        else p->sums[row * p->parts + part] = (float)all_of;
+        if (has_one_offset(p)) p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
+        else p->sums[place_of_sum(p, row, part)] = (float)all_of;
     }
 }
 
@@ -109,7 +119,7 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
     const Int8 *p = given;
     const Py_ssize_t all_rows = p->n->rows;
     for (Py_ssize_t row = 0, rows; row < end; row += rows) {
-        rows = p->is_few || p->is_tiled ? 1 : rows_of_block(all_rows - row);
+        rows = p->is_few ? 1 : p->is_tiled ? OF_TILE : rows_of_block(all_rows - row);
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end) {
                 const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
@@ -297,7 +307,7 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
-    p.quantized = (Rounded *)(((uintptr_t)(p.sums + n->rows * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
+    p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     in_shares(outputs, &p, vectors, QUANTIZED_SHARE / (p.bytes * FLOATS + 1) + 1, n->outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows, rounded to 8 bits, times a weight in the order of bytes by fours, by matrix tiles (part of `int8_product.c`).
 //
-// A tile is 16 rows of x as they lie, another 16 fours of columns of FLOATS outputs. Sums of a part are exact, so they are those that are made without tiles.
+// A tile is 16 rows of x, another 16 fours of columns of FLOATS outputs. Sums of a part are exact, so they are those that are made without tiles.
 
 enum {
     LEAST_TILED = 8,  // rows for which that pays
     IN_TILE = 64,     // columns of a step; groups may have half as many
+    TOGETHER = 4,     // vectors of outputs that are multiplied with rows of x while these are near
+    FEW_TILED = 64,   // rows that are near anyway
 };
 
 // Let tiles 0 and 1 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by so many columns.
@@ -15,84 +17,93 @@ TILED INLINE void use_tiles_of(const int columns) {
         uint16_t bytes[16];
         uint8_t rows[16];
     } shapes[2] = {
-        {.palette = 1, .bytes = {64, 64, 0, 0, 32, 32, 64, 64}, .rows = {SIDE, SIDE, 0, 0, SIDE, SIDE, 32 / FOUR, 32 / FOUR}},
-        {.palette = 1, .bytes = {64, 64, 0, 0, 64, 64, 64, 64}, .rows = {SIDE, SIDE, 0, 0, SIDE, SIDE, SIDE, SIDE}},
+        {.palette = 1, .bytes = {64, 64, 0, 0, 32, 32, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 8, 8}},
+        {.palette = 1, .bytes = {64, 64, 0, 0, 64, 64, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 16, 16}},
     };
     _tile_loadconfig(&shapes[columns == IN_TILE]);
 }
 
 // The products of a part, whose columns begin at `x` and `weight`.
-#define MULTIPLY_PART(tile, with, of_weight, to) \
+#define MULTIPLY_PART(tile, with, of_weight, part) \
     do { \
+        const Rounded *from = x + (is_half ? (part) / 2 * IN_TILE * OF_TILE + (part) % 2 * IN_TILE / 2 : (part) * length * OF_TILE); \
+        const Bits *by = weight + (part) * length / FOUR; \
         _tile_zero(tile); \
-        for (Py_ssize_t i = 0; i < steps; i++) { \
-            _tile_loadd(with, x + i * IN_TILE, (int)p->padded); \
-            _tile_loadd(of_weight, weight + i * SIDE, VECTOR); \
+        for (size_t i = 0; i < steps; i++) { \
+            _tile_loadd(with, from + i * IN_TILE * OF_TILE, IN_TILE); \
+            _tile_loadd(of_weight, by + i * OF_TILE, VECTOR); \
             _tile_dpbsud(tile, with, of_weight); \
         } \
-        _tile_stored(tile, to, VECTOR); \
+        _tile_stored(tile, products[(part) % AHEAD], VECTOR); \
     } while (0)
 
-// Add to the sums of 16 rows from one on, [row, output], what the columns `first` to `end` give. While products of a part are scaled, tiles make the next ones.
+// Add to the sums of a block of rows from one on, [row, output], what the columns `first` to `end` give. While products of a part are scaled, tiles make those of others.
 TILED INLINE void multiply_sixteen(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to,
-                                const bool has_offsets) {
-    Ints products[2][SIDE] __attribute__((aligned(64)));
-    Floats sums[SIDE];
-    const Py_ssize_t parts = (end - first + p->length - 1) / p->length, at = row * p->parts + first / p->length;
-    const Py_ssize_t steps = ((end - first < p->length ? end - first : p->length) + IN_TILE - 1) / IN_TILE;  // a chunk has parts of one length
-    const Rounded *x = p->quantized + row * p->padded + first;
+                                   const bool has_offsets, const bool is_half) {
+    enum { AHEAD = 4 };
+    Ints products[AHEAD][OF_TILE] __attribute__((aligned(64)));
+    Floats sums[OF_TILE];
+    const size_t length = is_half ? IN_TILE / 2 : (size_t)p->length, columns = (size_t)(end - first), parts = (columns + length - 1) / length;
+    const size_t steps = is_half ? 1 : ((columns < length ? columns : length) + IN_TILE - 1) / IN_TILE;  // a chunk has parts of one length
+    const Py_ssize_t at = place_of_sum(p, row, first / p->length);
+    const int32_t *begins = p->begins + at;
+    const float *x_sums = p->sums + at;
+    const Rounded *x = p->quantized + row * p->padded + first * OF_TILE;
 #pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
-    MULTIPLY_PART(0, 4, 6, products[0]);
-    for (Py_ssize_t part = 0; part < parts; part++) {
-        x += p->length, weight += p->length / FOUR;
-        if (part + 1 < parts) {
-            if (part % 2) MULTIPLY_PART(0, 4, 6, products[0]);
-            else MULTIPLY_PART(1, 5, 7, products[1]);
+    for (int i = 0; i < OF_TILE; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
+    MULTIPLY_PART(0, 4, 6, 0);
+    if (parts > 1) MULTIPLY_PART(1, 5, 7, 1);
+    for (size_t part = 0; part < parts; part++, begins += OF_TILE, x_sums += OF_TILE) {
+        if (part + 2 < parts) {
+            if (part % 2) MULTIPLY_PART(1, 5, 7, part + 2);
+            else MULTIPLY_PART(0, 4, 6, part + 2);
         }
         order_memory();
         const Floats scale = scales[part];
 #pragma GCC unroll 16
-        for (int i = 0; i < SIDE; i++) {
-            const Py_ssize_t place = at + i * p->parts + part;
-            Floats less;
-            if (has_offsets) less = __builtin_convertvector(products[part % 2][i], Floats) - offsets[part] * all(p->sums[place]);
-            else less = __builtin_convertvector(products[part % 2][i] + p->begins[place], Floats);
+        for (int i = 0; i < OF_TILE; i++) {
+            const Ints of = products[part % AHEAD][i];
+            const Floats less = has_offsets ? __builtin_convertvector(of, Floats) - offsets[part] * all(x_sums[i]) : __builtin_convertvector(of + begins[i], Floats);
             sums[i] = fused(less, scale, sums[i]);
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) store(to + i * FLOATS, sums[i]);
+    for (int i = 0; i < OF_TILE; i++) store(to + i * FLOATS, sums[i]);
 }
 #undef MULTIPLY_PART
 
-// Vectors of outputs, by number. The last 16 rows of many may be some of those before them as well.
+// Vectors of outputs, by number.
 TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py_ssize_t last) {
-    enum { BLOCKS = NEAR_ROWS / SIDE };
     const Int8 *p = given;
-    const Py_ssize_t rows = p->n->rows, columns = p->n->columns, blocks = (rows + SIDE - 1) / SIDE, last_row = rows > SIDE ? rows - SIDE : 0;
-    Bits weight[CHUNK / FOUR] __attribute__((aligned(64)));
-    Floats scales[CHUNK / 32], offsets[CHUNK / 32];
-    float sums[BLOCKS][SIDE * FLOATS];
+    const Py_ssize_t rows = p->n->rows, columns = p->n->columns;
+    Bits weight[TOGETHER][CHUNK / FOUR] __attribute__((aligned(64)));
+    Floats scales[TOGETHER][CHUNK / 32], offsets[TOGETHER][CHUNK / 32];
+    float sums[TOGETHER][NEAR_ROWS * FLOATS];
+    const int together = rows > FEW_TILED ? TOGETHER : 1;
     use_tiles_of(p->length < IN_TILE ? 32 : IN_TILE);
-    for (; vector < last; vector++)
-        for (Py_ssize_t from = 0; from < blocks; from += BLOCKS) {
-            const Py_ssize_t at = vector * FLOATS, to = blocks - from < BLOCKS ? blocks : from + BLOCKS;
+    for (; vector < last; vector += together)
+        for (Py_ssize_t from = 0; from < rows; from += NEAR_ROWS) {
+            const Py_ssize_t to = rows - from < NEAR_ROWS ? rows : from + NEAR_ROWS;
+            const int count = last - vector < together ? (int)(last - vector) : together;
             for (Py_ssize_t first = 0; first < columns; first += CHUNK) {
                 const Py_ssize_t end = columns - first < CHUNK ? columns : first + CHUNK;
-                arrange_chunk(p, at, first, end, weight);
-                factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
-                order_memory();
-                for (Py_ssize_t block = from; block < to; block++) {
-                    const Py_ssize_t row = block * SIDE < last_row ? block * SIDE : last_row;
-                    if (has_one_offset(p)) multiply_sixteen(p, weight, scales, offsets, first, end, row, sums[block - from], false);
-                    else multiply_sixteen(p, weight, scales, offsets, first, end, row, sums[block - from], true);
+                for (int i = 0; i < count; i++) {
+                    arrange_chunk(p, (vector + i) * FLOATS, first, end, weight[i]);
+                    factors_of_parts(p, (vector + i) * FLOATS, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
                 }
+                order_memory();
+                for (Py_ssize_t row = from; row < to; row += OF_TILE)
+                    for (int i = 0; i < count; i++) {
+                        float *of = sums[i] + (row - from) * FLOATS;
+#define ROWS(has_offsets, is_half) multiply_sixteen(p, weight[i], scales[i], offsets[i], first, end, row, of, has_offsets, is_half)
+                        if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
+                        else if (p->length < IN_TILE) ROWS(true, true);
+                        else if (has_one_offset(p)) ROWS(false, false);
+                        else ROWS(true, false);
+#undef ROWS
+                    }
             }
-            for (Py_ssize_t block = from; block < to; block++) {
-                const Py_ssize_t row = block * SIDE < last_row ? block * SIDE : last_row;
-                finish_rows(p, at, row, row + SIDE < rows ? row + SIDE : rows, sums[block - from]);
-            }
+            for (int i = 0; i < count; i++) finish_rows(p, (vector + i) * FLOATS, from, to, sums[i]);
         }
     _tile_release();
 }

@@ -11,7 +11,7 @@ enum {
     DEPTH = 4 * BLOCK,     // columns at a time
     NEXT = DEPTH + LANES,  // from a row in a panel to the next one: no power of two, whose multiples share few places of the nearest cache
     MOST_TOGETHER = 16,    // pairs of tiles of x that are multiplied with what is in a panel
-    MOST_PAIRS = 4,        // of the weight that are multiplied with the same columns of x, so that these come near once
+    MOST_SUMS_KEPT = 128,  // pairs of tiles of x, times panels that are multiplied with the same columns of them, so that these come near once
     AS_IT_IS = -1,         // in the place of how a weight is stored that is in bfloat16
 };
 
@@ -87,30 +87,40 @@ TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *x, float
 }
 
 // Sums of a tile, [output, row], as [row, output].
-TILED INLINE void turn_sums(const float *sums, float (*to)[SIDE]) {
-    __m512i values[SIDE];
+TILED INLINE void turn_sums(const float *sums, __m512i *to) {
 #pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) values[i] = _mm512_loadu_si512(sums + i * SIDE);
-    turn_over(values);
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) _mm512_storeu_si512(to[i], values[i]);
+    for (int i = 0; i < SIDE; i++) to[i] = _mm512_load_si512(sums + i * SIDE);
+    turn_over(to);
 }
 
 // Write `there` outputs from `at` on of a pair of tiles of x, from row `first` on, of their sums. Gates lie in the first half of a panel, what they are multiplied with in the second.
-TILED INLINE void finish_pair(const Product *p, const float *sums, Py_ssize_t at, int there, Py_ssize_t first) {
-    float values[2][SIDE][SIDE];
+TILED INLINE void finish_pair(const Product *p, const float *sums, Py_ssize_t at, int there, Py_ssize_t first, const bool is_plain) {
     for (int tile = 0; tile < 2; tile++) {
-        const Py_ssize_t row = first + tile * SIDE, rows = p->rows - row < SIDE ? p->rows - row : SIDE;
-        for (int half = 0; half < 2; half++) turn_sums(sums + (2 * half + tile) * SIDE * SIDE, values[half]);
+        const Py_ssize_t row = first + tile * SIDE, rows = p->rows - row;
         for (int half = 0; half < 2 - p->is_gated && there > half * SIDE; half++) {
             const Lanes mask = first_lanes(there - half * SIDE);
             const Py_ssize_t output = at + half * SIDE;
             const Floats bias = p->bias ? widened_vector(p->bias + output, mask) : all(0.0f);
+            __m512i values[SIDE];
+            turn_sums(sums + (2 * half + tile) * SIDE * SIDE, values);
+            if (is_plain) {
+                uint16_t *y = (uint16_t *)p->y + row * p->outputs + output;
+#pragma GCC unroll 16
+                for (int i = 0; i < SIDE; i++)
+                    if (i < rows) {
+                        Floats value = (Floats)values[i] + bias;
+                        if (p->added) value += widened_vector(p->added + (row + i) * p->outputs + output, mask);
+                        store_rounded(y + i * p->outputs, mask, value);
+                    }
+                continue;
+            }
+            __m512i others[SIDE];
             const Floats other_bias = p->bias && p->is_gated ? widened_vector(p->bias + p->outputs + output, mask) : all(0.0f);
-            for (Py_ssize_t i = 0; i < rows; i++) {
+            turn_sums(sums + (2 + tile) * SIDE * SIDE, others);
+            for (int i = 0; i < SIDE && i < rows; i++) {
                 const Py_ssize_t to = (row + i) * p->outputs + output;
-                Floats value = activated(floats(values[half][i]) + bias, p->activation);
-                if (p->is_gated) value *= floats(values[1][i]) + other_bias;
+                Floats value = activated((Floats)values[i] + bias, p->activation);
+                if (p->is_gated) value *= (Floats)others[i] + other_bias;
                 if (p->added) value += widened_vector(p->added + to, mask);
                 store_elements(p->y, p->is_wide, to, mask, value);
             }
@@ -140,25 +150,39 @@ TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int th
     }
 }
 
+// Have the `part`-th of `parts` of the same columns of the next outputs, from `at` on, come nearer.
+TILED INLINE void fetch_panel(const Product *p, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t part, Py_ssize_t parts) {
+    const int each = p->is_gated ? SIDE : PAIR;
+    for (Py_ssize_t row = PAIR * part / parts; row < PAIR * (part + 1) / parts; row++) {
+        const char *from = (const char *)(p->weight + (row / each * p->outputs + at + row % each) * p->columns);
+        for (Py_ssize_t byte = 2 * begin; byte < 2 * end; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
+    }
+}
+
 TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end) {
     const Product *p = &m->product;
     const int each = p->is_gated ? SIDE : PAIR;  // outputs of a panel
     uint16_t panel[PAIR * NEXT] __attribute__((aligned(64)));
-    float sums[MOST_PAIRS][MOST_TOGETHER][4 * SIDE * SIDE] __attribute__((aligned(64)));
+    const Py_ssize_t pairs = (p->rows + PAIR - 1) / PAIR, panels = MOST_SUMS_KEPT / pairs;
+    const bool is_plain = p->activation == NOTHING && !p->is_gated && !p->is_wide;
+    float sums[MOST_SUMS_KEPT][4 * SIDE * SIDE] __attribute__((aligned(64)));
     memset(panel, 0, sizeof panel);
     use_whole_tiles();
-    for (; at < end; at += MOST_PAIRS * each)
+    for (; at < end; at += panels * each)
         for (Py_ssize_t begin = 0; begin < p->columns; begin += DEPTH)
-            for (Py_ssize_t from = at, i = 0; i < MOST_PAIRS && from < end; from += each, i++) {
+            for (Py_ssize_t from = at, i = 0; i < panels && from < end; from += each, i++) {
                 const Py_ssize_t stop = p->columns - begin < DEPTH ? p->columns : begin + DEPTH, steps = (stop - begin + LANES - 1) / LANES;
                 const int there = end - from < each ? (int)(end - from) : each;
                 fill_panel(m, how, from, there, begin, stop, panel);
                 order_memory();
-                for (Py_ssize_t pair = 0; pair * PAIR < p->rows; pair++) {
-                    float *to = p->columns > DEPTH ? sums[i][pair] : sums[0][0];
+                for (Py_ssize_t pair = 0; pair < pairs; pair++) {
+                    float *to = sums[p->columns > DEPTH ? i * pairs + pair : 0];
+                    if (how == AS_IT_IS) fetch_panel(p, from + each, begin, stop, pair, pairs);
                     multiply_pair(panel, m->packed + (pair * m->steps + begin / LANES) * 2 * TILE, to, steps, !begin);
                     order_memory();
-                    if (stop == p->columns) finish_pair(p, to, from, there, pair * PAIR);
+                    if (stop < p->columns) continue;
+                    if (is_plain) finish_pair(p, to, from, there, pair * PAIR, true);
+                    else finish_pair(p, to, from, there, pair * PAIR, false);
                 }
             }
     _tile_release();
