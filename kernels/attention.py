@@ -11,13 +11,14 @@ before they meet them. Exponentials are powers of two of z * log2(e).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.cache import step_rows
-from nnfront_kernels.common import Config, KernelError, require_vector
+from nnfront_kernels.common import Config, KernelError, require_vector, strides
 
 LOG2E = 1.4426950408889634
 DTYPES = ("float16", "bfloat16")
@@ -29,36 +30,82 @@ def padded(size: int) -> int:
     return max(triton.next_power_of_2(size), 16)
 
 
-def row(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    position: int,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: torch.Tensor | None,
-    bias: torch.Tensor | None = None,
-    causal: bool = True,
-) -> torch.Tensor:
-    """The definition for one query: q [heads, size], keys and values [kv_heads, length, ...], bias [heads, length or more], in the dtype of q."""
-    heads, length = q.shape[0], keys.shape[1]
-    last = position + 1 if causal else length
-    first = 0 if window is None else max(position + 1 - window, 0)
-    shared = heads // keys.shape[0]
-    k, v = (t[:, first:last].to(q.dtype).repeat_interleave(shared, 0) for t in (keys, values))
-    z = torch.einsum("hd,hnd->hn", q, k) * scale
-    if soft_cap is not None:
-        z = soft_cap * torch.tanh(z / soft_cap)
-    if bias is not None:
-        own = bias[:, first:last]
-        z = z.masked_fill(~own, -torch.inf) if bias.dtype == torch.bool else z + own.to(z.dtype)
-    if sinks is not None:
-        z = torch.cat([z, sinks.to(q.dtype)[:, None]], 1)
-    weights = torch.softmax(z, 1)[:, : k.shape[1]] if z.shape[1] else z
-    weights = weights.masked_fill((z == -torch.inf).all(1, keepdim=True), 0.0)  # a query that sees nothing
-    return torch.einsum("hn,hnd->hd", weights, v)
+@dataclass(frozen=True)
+class Scores:
+    """The arguments of `launch` that follow tensors of tokens: scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias [batch, heads, seq, positions]."""
+
+    scale: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    def check(self, heads: int, kv_heads: int) -> None:
+        """Raise KernelError unless these make sense for so many heads."""
+        if kv_heads < 1 or heads < 1 or heads % kv_heads:
+            raise KernelError(f"query heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+        if self.window is not None and self.window < 1:
+            raise KernelError(f"window must be at least 1, got {self.window}")
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise KernelError(f"soft_cap must be above 0, got {self.soft_cap}")
+        if self.sinks is not None:
+            require_vector("sinks", self.sinks, heads)
+
+    def factor(self, size: int) -> float:
+        """What products of queries and keys of this size are multiplied with."""
+        return size**-0.5 if self.scale is None else self.scale
+
+    def arguments(self, q: torch.Tensor, shape: tuple[int, int, int], positions: int) -> dict[str, Any]:
+        """The run-time arguments of a kernel. Raise KernelError unless a bias is [*shape, positions], [batch, heads, seq] with one for each position."""
+        bias = self.bias
+        if bias is not None:
+            if bias.shape[:3] != shape or bias.shape[3] < positions or bias.stride(3) != 1:
+                raise KernelError(
+                    f"bias must be {[*shape, positions]} or longer, with adjacent positions, got {list(bias.shape)} with strides {list(bias.stride())}"
+                )
+            if bias.dtype not in (q.dtype, torch.float32, torch.bool):
+                raise KernelError(f"bias must be {q.dtype}, float32 or bool, got {bias.dtype}")
+        return {
+            "sinks_ptr": self.sinks,
+            "bias_ptr": bias,
+            **strides("b", bias, "bht"),
+            "scale": self.factor(q.shape[-1]) * LOG2E,
+            "soft_cap": (self.soft_cap or 1.0) * LOG2E,
+        }
+
+    def constants(self) -> dict[str, Any]:
+        """The constexpr arguments of a kernel."""
+        return {"WINDOW": self.window or 0, "CAPPED": self.soft_cap is not None}
+
+    def row(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        position: int,
+        place: tuple[int, int],
+        *,
+        causal: bool = True,
+    ) -> torch.Tensor:
+        """The definition for one query: q [heads, size], keys and values [kv_heads, length, ...], in the dtype of q; `place`, its sequence and query of the bias."""
+        heads, length = q.shape[0], keys.shape[1]
+        last = position + 1 if causal else length
+        first = 0 if self.window is None else max(position + 1 - self.window, 0)
+        shared = heads // keys.shape[0]
+        k, v = (t[:, first:last].to(q.dtype).repeat_interleave(shared, 0) for t in (keys, values))
+        z = torch.einsum("hd,hnd->hn", q, k) * self.factor(q.shape[1])
+        if self.soft_cap is not None:
+            z = self.soft_cap * torch.tanh(z / self.soft_cap)
+        if self.bias is not None:
+            own = self.bias[place[0], :, place[1], first:last]
+            z = z.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else z + own.to(z.dtype)
+        if self.sinks is not None:
+            z = torch.cat([z, self.sinks.to(q.dtype)[:, None]], 1)
+        weights = torch.softmax(z, 1)[:, : k.shape[1]] if z.shape[1] else z
+        weights = weights.masked_fill(
+            (z == -torch.inf).all(1, keepdim=True), 0.0
+        )  # a query that sees nothing
+        return torch.einsum("hn,hnd->hd", weights, v)
 
 
 def refusal(batch: int, sizes: tuple[int, int]) -> str | None:
@@ -77,20 +124,6 @@ def require_queries(q: torch.Tensor, first: str) -> None:
         )
 
 
-def require_options(
-    heads: int, kv_heads: int, window: int | None, soft_cap: float | None, sinks: torch.Tensor | None
-) -> None:
-    """Raise KernelError unless the options that all attention kernels have make sense."""
-    if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise KernelError(f"query heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    if window is not None and window < 1:
-        raise KernelError(f"window must be at least 1, got {window}")
-    if soft_cap is not None and not soft_cap > 0:
-        raise KernelError(f"soft_cap must be above 0, got {soft_cap}")
-    if sinks is not None:
-        require_vector("sinks", sinks, heads)
-
-
 def require_tokens(keys: torch.Tensor, values: torch.Tensor, tokens: int, dtype: torch.dtype) -> None:
     """Raise KernelError unless these are keys and values of the tokens themselves, [tokens, kv_heads, size] each."""
     for name, tensor in (("keys", keys), ("values", values)):
@@ -101,22 +134,6 @@ def require_tokens(keys: torch.Tensor, values: torch.Tensor, tokens: int, dtype:
             )
         if tensor.dtype != dtype:
             raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
-
-
-def bias_arguments(
-    bias: torch.Tensor | None, shape: tuple[int, int, int], positions: int, dtype: torch.dtype
-) -> dict[str, Any]:
-    """The kernel arguments that describe a bias [batch, heads, seq, positions]. Raise KernelError unless there is one for each position."""
-    if bias is None:
-        return {"bias_ptr": None, **{f"stride_b{axis}": 0 for axis in "bht"}}
-    if bias.shape[:3] != shape or bias.shape[3] < positions or bias.stride(3) != 1:
-        raise KernelError(
-            f"bias must be {[*shape, positions]} or longer, with adjacent positions, got {list(bias.shape)} with strides {list(bias.stride())}"
-        )
-    if bias.dtype not in (dtype, torch.float32, torch.bool):
-        raise KernelError(f"bias must be {dtype}, float32 or bool, got {bias.dtype}")
-    strides = {f"stride_b{axis}": bias.stride(index) for index, axis in enumerate("bht")}
-    return {"bias_ptr": bias, **strides}
 
 
 def result(out: torch.Tensor | None, shape: tuple[int, ...], q: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ depend on lengths: a captured graph stays right as sequences grow.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -25,14 +26,12 @@ import triton.language as tl
 from nnfront_kernels import decode_shape
 from nnfront_kernels.attention import (
     DTYPES,
-    LOG2E,
+    Scores,
     attend_step,
-    bias_arguments,
     bias_rows_of,
     finish,
     padded,
     refusal,
-    require_options,
     require_queries,
     result,
     shared_bytes,
@@ -227,11 +226,6 @@ def plan(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     new_keys: torch.Tensor | None = None,
     new_values: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
@@ -242,12 +236,13 @@ def plan(
     workspace: Workspace | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **given: Any,
 ) -> Plan:
     """Attend: y [batch, heads, value size].
 
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; base; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; base; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
     with cos and sin [batch or 1, 1, pairs] to rotate it and q by, and interleaved; longest, a bound of
-    the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
+    the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace; and those of `attention.Scores`.
     """
     require_queries(q, "batch")
     batch, heads, size = q.shape
@@ -256,18 +251,18 @@ def plan(
     if keys.shape[3] != size:
         raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")
     require_counts("lengths", lengths, batch)
-    require_options(heads, kv_heads, window, soft_cap, sinks)
+    scores = Scores(**given)
+    scores.check(heads, kv_heads)
     page = 0 if pages is None else slots
     longest = capacity if longest is None else longest
     fp8 = key_scales is not None
     shape = DecodeShape(
-        batch, heads, kv_heads, size, longest, page, window or 0, value_size, fp8, new_keys is not None
+        batch, heads, kv_heads, size, longest, page, scores.window or 0, value_size, fp8, new_keys is not None
     )
     arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (batch, heads, value_size), q)
     shared = heads // kv_heads
     tiles = cdiv(shared, config.block_m)
-    scale = size**-0.5 if scale is None else scale
     appended, rotation = new_token(q, new_keys, new_values, cos, sin, (keys, values), interleaved=interleaved)
     return Plan(
         kernel=attention_decode_kernel,
@@ -278,20 +273,16 @@ def plan(
             "lengths_ptr": lengths,
             **appended,
             "capacity": capacity,
-            "sinks_ptr": sinks,
-            **bias_arguments(bias, (batch, heads, 1), longest, q.dtype),
+            **scores.arguments(q, (batch, heads, 1), longest),
             "y_ptr": out,
             **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size), q.device),
             **strides("q", q, "bh"),
             **strides("y", out, "bh"),
-            "scale": scale * LOG2E,
-            "soft_cap": (soft_cap or 1.0) * LOG2E,
         },
         constants={
             "SHARED": shared,
             "TILES": tiles,
-            "WINDOW": window or 0,
-            "CAPPED": soft_cap is not None,
+            **scores.constants(),
             "SIZE_K": size,
             "SIZE_V": value_size,
             "PAGE": page,

@@ -22,16 +22,13 @@ import triton
 import triton.language as tl
 from nnfront_kernels.attention import (
     DTYPES,
-    LOG2E,
+    Scores,
     add_values,
-    bias_arguments,
     bias_rows_of,
     finish,
     limited,
     padded,
-    require_options,
     result,
-    row,
 )
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
 from nnfront_kernels.cache import (
@@ -89,26 +86,17 @@ def reference(
     *,
     value_size: int,
     pages: torch.Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
+    **given: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, query by query."""
     y = torch.zeros(*q.shape[:3], value_size, dtype=q.dtype, device=q.device)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
-    seq = q.shape[1]
+    scores, seq = Scores(**given), q.shape[1]
     for sequence, length in enumerate(lengths.tolist()):
         stored = stored_tokens(latents, None, pages, sequence, length, compute)
         for t in range(seq) if length else ():
-            own = None if bias is None else bias[sequence, :, t]
-            position = length - seq + t
-            y[sequence, t] = row(
-                q[sequence, t].to(compute), stored, stored[..., :value_size], position, bias=own, **options
-            )
+            own, values = q[sequence, t].to(compute), stored[..., :value_size]
+            y[sequence, t] = scores.row(own, stored, values, length - seq + t, (sequence, t))
     return y
 
 
@@ -246,21 +234,17 @@ def plan(
     value_size: int,
     pages: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     longest: int | None = None,
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **given: Any,
 ) -> Plan:
     """Attend: y [batch, seq, heads, value_size].
 
-    Options: value_size, must be given; pages, of a paged cache; base; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias;
-    longest, a bound of the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
+    Options: value_size, must be given; pages, of a paged cache; base; longest, a bound of the lengths that is lower than the capacity and only
+    decides how many blocks share a sequence; out and workspace; and those of `attention.Scores`.
     """
     if q.ndim != 4 or q.stride(3) != 1:
         raise KernelError(
@@ -274,13 +258,13 @@ def plan(
         )
     require_counts("lengths", lengths, batch)
     require_base(base)
-    require_options(heads, 1, window, soft_cap, sinks)
+    scores = Scores(**given)
+    scores.check(heads, 1)
     page, longest = 0 if pages is None else latents.shape[2], capacity if longest is None else longest
-    shape = LatentShape(batch, heads, value_size, size - value_size, longest, seq, page, window or 0)
+    shape = LatentShape(batch, heads, value_size, size - value_size, longest, seq, page, scores.window or 0)
     arch, config = KERNEL.settle(shape, q, arch, config)
     tiles = cdiv(seq * heads, config.block_m)
     out = result(out, (batch, seq, heads, value_size), q)
-    scale = size**-0.5 if scale is None else scale
     return Plan(
         kernel=attention_latent_kernel,
         grid=(tiles, config.split_k, batch),
@@ -290,7 +274,6 @@ def plan(
             "pages_ptr": pages,
             "base_ptr": base,
             "lengths_ptr": lengths,
-            "sinks_ptr": sinks,
             "y_ptr": out,
             **shared_pointers(workspace, needed(config, batch * tiles, value_size), q.device),
             "SEQ": seq,
@@ -298,15 +281,12 @@ def plan(
             "stride_pages": 0 if pages is None else pages.stride(0),
             "stride_lp": latents.stride(0),
             "stride_ls": latents.stride(2),
-            **bias_arguments(bias, (batch, heads, seq), longest, q.dtype),
+            **scores.arguments(q, (batch, heads, seq), longest),
             **strides("y", out, "bth"),
-            "scale": scale * LOG2E,
-            "soft_cap": (soft_cap or 1.0) * LOG2E,
         },
         constants={
             "HEADS": heads,
-            "WINDOW": window or 0,
-            "CAPPED": soft_cap is not None,
+            **scores.constants(),
             "SIZE_V": value_size,
             "REST": size - value_size,
             "PAGE": page,

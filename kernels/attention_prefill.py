@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 import triton
@@ -26,18 +27,15 @@ import triton.language as tl
 from nnfront_kernels import prefill_shape
 from nnfront_kernels.attention import (
     DTYPES,
-    LOG2E,
+    Scores,
     attend_step,
-    bias_arguments,
     bias_rows_of,
     finish,
     padded,
     refusal,
-    require_options,
     require_queries,
     require_tokens,
     result,
-    row,
     shared_bytes,
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
@@ -59,18 +57,13 @@ def reference(
     pages: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-    scale: float | None = None,
     causal: bool = True,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
+    **given: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, query by query. `longest` changes nothing."""
     y = torch.zeros(*q.shape[:2], values.shape[-1], dtype=q.dtype, device=q.device)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks, "causal": causal}
+    scores = Scores(**given)
     for sequence, (first, end) in enumerate(pairwise(starts.tolist())):
         earlier = 0 if before is None else int(before[sequence])
         if keys.ndim == 3:
@@ -80,8 +73,8 @@ def reference(
             k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
             v = stored_tokens(values, value_scales, pages, sequence, length, compute)
         for t in range(first, end):
-            own = None if bias is None else bias[sequence, :, t - first]
-            y[t] = row(q[t].to(compute), k, v, earlier + t - first, bias=own, **options)
+            place = (sequence, t - first)
+            y[t] = scores.row(q[t].to(compute), k, v, earlier + t - first, place, causal=causal)
     return y
 
 
@@ -243,20 +236,16 @@ def plan(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     base: torch.Tensor | None = None,
-    scale: float | None = None,
     causal: bool = True,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **given: Any,
 ) -> Plan:
     """Attend: y [tokens, heads, value size].
 
     Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
-    cache; key_scales and value_scales, of one in 8 bits; base; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out.
+    cache; key_scales and value_scales, of one in 8 bits; base; causal; out; and those of `attention.Scores`.
     """
     require_queries(q, "tokens")
     tokens, heads, size = q.shape
@@ -277,39 +266,36 @@ def plan(
     kv_heads, slots, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     if keys.shape[3] != size:
         raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")
-    require_options(heads, kv_heads, window, soft_cap, sinks)
+    scores = Scores(**given)
+    scores.check(heads, kv_heads)
     page = 0 if pages is None else slots
     fp8 = key_scales is not None
-    shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal, fp8)
+    positions = longest if scores.bias is None else scores.bias.shape[3]
+    window = scores.window or 0
+    shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window, causal, fp8)
     arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (tokens, heads, value_size), q)
-    given = pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16)
+    there = pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16)
     if not cached:
-        given |= {"stride_kp": 0, "stride_vp": 0}
+        there |= {"stride_kp": 0, "stride_vp": 0}
     return Plan(
         kernel=attention_prefill_kernel,
         grid=(cdiv(longest * (heads // kv_heads), config.block_m), kv_heads, batch),
         arguments={
             "q_ptr": q,
-            **given,
+            **there,
             "starts_ptr": starts,
             "before_ptr": before,
-            "sinks_ptr": sinks,
-            **bias_arguments(
-                bias, (batch, heads, longest), longest if bias is None else bias.shape[3], q.dtype
-            ),
+            **scores.arguments(q, (batch, heads, longest), positions),
             "y_ptr": out,
             **strides("q", q, "th"),
             **strides("y", out, "th"),
-            "scale": (size**-0.5 if scale is None else scale) * LOG2E,
-            "soft_cap": (soft_cap or 1.0) * LOG2E,
         },
         constants={
             "SHARED": heads // kv_heads,
             "CACHED": cached,
             "CAUSAL": causal,
-            "WINDOW": window or 0,
-            "CAPPED": soft_cap is not None,
+            **scores.constants(),
             "SIZE_K": size,
             "SIZE_V": value_size,
             "PAGE": page,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from nnfront_kernels import rope_append
-from nnfront_kernels.attention import row
+from nnfront_kernels.attention import Scores
 from nnfront_kernels.cache import example_cache, stored_tokens
 from nnfront_kernels.common import empties
 
@@ -38,17 +38,13 @@ def reference(
     pages: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
     new_keys: torch.Tensor | None = None,
     new_values: torch.Tensor | None = None,
     cos: torch.Tensor | None = None,
     sin: torch.Tensor | None = None,
     interleaved: bool = False,
     compute: torch.dtype = torch.float32,
+    **given: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, sequence by sequence; a new token is in a copy of the cache."""
     if new_keys is not None and new_values is not None:
@@ -61,14 +57,12 @@ def reference(
         q = turned[:, 0]
         key_scales, value_scales = scales or (None, None)
     y = torch.zeros(*q.shape[:2], values.shape[3], dtype=q.dtype, device=q.device)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
+    scores = Scores(**given)
     for sequence, length in enumerate(lengths.tolist()):
         if length:
             k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
             v = stored_tokens(values, value_scales, pages, sequence, length, compute)
-            own = None if bias is None else bias[sequence, :, 0]
-            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, bias=own, **options)
+            y[sequence] = scores.row(q[sequence].to(compute), k, v, length - 1, (sequence, 0))
     return y
 
 
