@@ -46,26 +46,6 @@ def unpack_int4(packed: torch.Tensor, group: int) -> torch.Tensor:
     return torch.stack([quads & 15, quads >> 4], dim=2)[..., ORDER].reshape(rows, 2 * size)
 
 
-def quantize_int4(
-    w: torch.Tensor, group: int, *, zero_points: bool = False, dtype: torch.dtype = torch.float16
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Round [N, K] to the nearest representable: packed [N, K // 2], scales [K // G, N], zeros [K // G, N] uint8 or None.
-
-    Symmetric scales map the largest magnitude of a group to 7; zero points map its range, widened to hold 0, to 0..15.
-    """
-    groups = _grouped(w, group)
-    if zero_points:
-        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-        scales = _nonzero((high - low) / 15).to(dtype)
-        zeros = (-low / scales.float()).round().clamp(0, 15)
-    else:
-        scales = _nonzero(groups.abs().amax(2) / 7).to(dtype)
-        zeros = torch.full_like(scales, 8, dtype=torch.float32)
-    nibbles = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, 15)
-    packed = pack_int4(nibbles.flatten(1).to(torch.uint8), group)
-    return packed, scales.T.contiguous(), zeros.to(torch.uint8).T.contiguous() if zero_points else None
-
-
 def dequantize_int4(
     packed: torch.Tensor,
     scales: torch.Tensor,
@@ -87,16 +67,6 @@ def require_scales(scales: torch.Tensor, n: int, k: int) -> int:
     return k // scales.shape[0]
 
 
-def quantize_int8(
-    w: torch.Tensor, group: int = 0, dtype: torch.dtype = torch.float16
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round [N, K] to int8 [N, K] and scales [K // G, N], or [1, N] where group is 0. The largest magnitude becomes 127."""
-    groups = _grouped(w, group or w.shape[1])
-    scales = _nonzero(groups.abs().amax(2) / 127).to(dtype)
-    q = (groups / scales.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
-    return q.flatten(1), scales.T.contiguous()
-
-
 def dequantize_int8(
     q: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
@@ -106,9 +76,8 @@ def dequantize_int8(
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-FP8_SMALLEST = (
-    2.0**-100
-)  # a block whose largest magnitude is below this counts as having it: no division by zero
+# A block whose largest magnitude is below this counts as having it: no division by zero.
+FP8_SMALLEST = 2.0**-100
 
 
 def quantize_fp8(x: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,18 +101,6 @@ def dequantize_fp8(
     return q.to(dtype) * per_value.to(dtype)
 
 
-def _grouped(w: torch.Tensor, group: int) -> torch.Tensor:
-    """[N, K] to float32 [N, K // group, group]."""
-    if w.ndim != 2 or w.shape[1] % group:
-        raise KernelError(f"the group must divide K, got group {group} and shape {list(w.shape)}")
-    return w.float().unflatten(1, (-1, group))
-
-
 def _per_weight(values: torch.Tensor, group: int) -> torch.Tensor:
     """[K // group, N] to [N, K]."""
     return values.T.repeat_interleave(group, dim=1)
-
-
-def _nonzero(scales: torch.Tensor) -> torch.Tensor:
-    """A group of zeros gets scale 1; a scale that float16 would round to zero, the smallest it can hold."""
-    return torch.where(scales == 0, torch.ones_like(scales), scales.clamp(min=2.0**-24))
