@@ -141,14 +141,10 @@ def attention_decode_kernel(
     dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]
     q_rows = q_ptr + sequence.to(tl.int64) * stride_qb + (head * stride_qh)[:, None]
     q = tl.load(q_rows + dk, mask=inside_m[:, None] & (dk < SIZE_K), other=0.0)
-    low, high = (
-        tl.zeros((BLOCK_M,), dtype=tl.int32) + start,
-        tl.zeros((BLOCK_M,), dtype=tl.int32) + length - 1,
-    )
-    k_head, v_head = (
-        keys_ptr + kv_head.to(tl.int64) * stride_kh,
-        values_ptr + kv_head.to(tl.int64) * stride_vh,
-    )
+    low = tl.zeros((BLOCK_M,), dtype=tl.int32) + start
+    high = tl.zeros((BLOCK_M,), dtype=tl.int32) + length - 1
+    k_head = keys_ptr + kv_head.to(tl.int64) * stride_kh
+    v_head = values_ptr + kv_head.to(tl.int64) * stride_vh
     if new_k_ptr is not None:
         position, own_head = tl.maximum(length - 1, 0), kv_head.to(tl.int64)
         cos_row = cos_ptr + sequence.to(tl.int64) * stride_cb if PAIRS else None
@@ -287,8 +283,7 @@ def plan(
             "SIZE_V": value_size,
             "PAGE": page,
             "SPLITS": config.split_k,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
             **rotation,

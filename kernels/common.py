@@ -70,6 +70,10 @@ class Config:
     split_k: int = 1
     registers: int = 255
 
+    def blocks(self, axes: str) -> dict[str, int]:
+        """The sizes along these of the axes m, n and k, as constants of a kernel."""
+        return {f"BLOCK_{axis.upper()}": getattr(self, f"block_{axis}") for axis in axes}
+
 
 class Alike:
     """What plans of one specialisation share: `ahead.fingerprint`, once somebody has asked for it."""
@@ -308,6 +312,11 @@ def num_sms(x: torch.Tensor, arch: str) -> int:
     if x.is_cuda:
         return torch.cuda.get_device_properties(x.device).multi_processor_count
     return ARCHS[arch].num_sms
+
+
+def rows_refusal(rows: int) -> str | None:
+    """None, or why a grid has not so many rows."""
+    return None if rows < 2**31 else f"there must be less than 2^31 rows, got {rows}"
 
 
 def require(reason: str | None, kernel: str) -> None:

@@ -133,8 +133,7 @@ def plan(
         },
         constants={
             "WRITES": writes,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
             "PDL": overlaps(arch),
         },
         config=config,

@@ -78,14 +78,14 @@ class Epilogue:
         z = product * self.scale
         if self.bias is not None:
             z = z + self.bias.to(z.dtype)
-        a = self.gate(z[:, 0::2], z[:, 1::2]) if self.gated else _activate(z, self.activation)
+        a = self.gate(z[:, 0::2], z[:, 1::2]) if self.gated else activated(z, self.activation)
         if self.residual is not None:
             a = a + self.residual.to(a.dtype)
         return a.to(self.out_dtype or out_dtype)
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """The product of a gated pair."""
-        return _activate(gate, self.activation) * up
+        return activated(gate, self.activation) * up
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.stack([gate, up], dim=1).flatten(0, 1)
 
 
-def _activate(z: torch.Tensor, activation: str) -> torch.Tensor:
+def activated(z: torch.Tensor, activation: str) -> torch.Tensor:
+    """The definition of an activation."""
     if activation == "silu":
         return torch.nn.functional.silu(z)
     if activation in ("gelu", "gelu_tanh"):

@@ -17,9 +17,18 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import (
+    Config,
+    Kernel,
+    KernelError,
+    Plan,
+    launcher,
+    require_matrix,
+    rows_refusal,
+    taking,
+)
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
-from nnfront_kernels.epilogue import activate
+from nnfront_kernels.epilogue import activate, activated
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
@@ -43,12 +52,7 @@ def reference(
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`."""
-    z = gate.to(compute)
-    if activation == "silu":
-        curve = torch.nn.functional.silu(z)
-    else:
-        curve = torch.nn.functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return (curve * up.to(compute)).to(gate.dtype)
+    return (activated(gate.to(compute), activation) * up.to(compute)).to(gate.dtype)
 
 
 # Rows x columns of a block. By arithmetic: 16 bytes or more in flight for each thread; not yet measured.
@@ -90,9 +94,7 @@ def gated_activation_kernel(
 
 @taking(DTYPES)
 def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
-    if shape.rows >= 2**31:
-        return f"there must be less than 2^31 rows, got {shape.rows}"
-    return None
+    return rows_refusal(shape.rows)
 
 
 @remembered
@@ -133,8 +135,7 @@ def plan(
         },
         constants={
             "ACTIVATION": activation,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
             "PDL": overlaps(arch),
         },
         config=config,

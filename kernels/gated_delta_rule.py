@@ -164,14 +164,10 @@ def gated_delta_rule_kernel(
         h = tl.load(state_ptr + at_state, mask=held, other=0.0)
     q_group = q_ptr + batch * stride_qb + head // SHARED * stride_qg
     k_group = k_ptr + batch * stride_kb + head // SHARED * stride_kg
-    v_head, y_head = (
-        v_ptr + batch * stride_vb + head * stride_vh,
-        y_ptr + batch * stride_yb + head * stride_yh,
-    )
-    g_head, beta_head = (
-        g_ptr + batch * stride_gb + head * stride_gh,
-        beta_ptr + batch * stride_bb + head * stride_bh,
-    )
+    v_head = v_ptr + batch * stride_vb + head * stride_vh
+    y_head = y_ptr + batch * stride_yb + head * stride_yh
+    g_head = g_ptr + batch * stride_gb + head * stride_gh
+    beta_head = beta_ptr + batch * stride_bb + head * stride_bh
     if CHUNK == 1:
         # The same key and query for all columns, as a column.
         key = tl.load(k_group + dk[None, :], mask=inside_k[None, :], other=0.0)

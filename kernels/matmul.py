@@ -170,9 +170,7 @@ def plan(
             "N": n,
         },
         constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
+            **config.blocks("mnk"),
             "GROUP_M": 8,
             "EVEN_K": k % config.block_k == 0,
             **epi.constants(),

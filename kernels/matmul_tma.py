@@ -172,9 +172,7 @@ def plan(
         grid=(min(tiles, num_sms(x, arch)),),
         arguments=arguments,
         constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
+            **config.blocks("mnk"),
             "GROUP_M": 8,
             **epi.constants(),
         },

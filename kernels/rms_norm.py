@@ -27,6 +27,7 @@ from nnfront_kernels.common import (
     empties,
     launcher,
     require_vector,
+    rows_refusal,
     strides,
     taking,
 )
@@ -189,9 +190,7 @@ def write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside, 
 def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
     if shape.size < 1:
         return "rows must have at least 1 element, got 0"
-    if shape.rows >= 2**31:
-        return f"there must be less than 2^31 rows, got {shape.rows}"
-    return None
+    return rows_refusal(shape.rows)
 
 
 def plan_rows(
@@ -248,8 +247,7 @@ def plan_rows(
         constants={
             "CENTERED": centered,
             "ONE_STEP": size <= config.block_n,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
             "PDL": overlaps(arch),
         },
         config=config,

@@ -40,6 +40,7 @@ from nnfront_kernels.common import (
     launcher,
     require_matrix,
     require_vector,
+    rows_refusal,
     taking,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
@@ -305,9 +306,7 @@ def sampling_kernel(
 def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
     if not 1 <= shape.vocab < 2**24:
         return f"there must be at least 1 token and less than 2^24, got {shape.vocab}"
-    if shape.rows >= 2**31:
-        return f"there must be less than 2^31 rows, got {shape.rows}"
-    return None
+    return rows_refusal(shape.rows)
 
 
 def plan(

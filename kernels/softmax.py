@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import rms_norm
-from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, rows_refusal, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -94,9 +94,7 @@ def finite(largest):
 
 @taking(DTYPES)
 def accepts(shape: SoftmaxShape, dtype: str, arch: str) -> str | None:
-    if shape.rows >= 2**31:
-        return f"there must be less than 2^31 rows, got {shape.rows}"
-    return None
+    return rows_refusal(shape.rows)
 
 
 def plan(
@@ -126,8 +124,7 @@ def plan(
         },
         constants={
             "ONE_STEP": size <= config.block_n,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
         },
         config=config,
         output=out,

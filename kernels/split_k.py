@@ -148,8 +148,7 @@ def plan_product(
             "N": n,
         },
         constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
+            **config.blocks("mn"),
             # More rows than a tile has take the tallest.
             "GROUP_M": 8 if kernel.configs[arch][-1].block_m <= config.block_m < bucket(m) else 1,
             **constants(arch, config),

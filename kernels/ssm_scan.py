@@ -151,10 +151,8 @@ def ssm_scan_kernel(
     skip = 0.0
     if d_ptr is not None:
         skip = tl.load(d_ptr + head).to(tl.float32)
-    x_head, y_head = (
-        x_ptr + batch * stride_xb + head * stride_xh,
-        y_ptr + batch * stride_yb + head * stride_yh,
-    )
+    x_head = x_ptr + batch * stride_xb + head * stride_xh
+    y_head = y_ptr + batch * stride_yb + head * stride_yh
     b_group = b_ptr + batch * stride_bb + head // SHARED * stride_bg
     c_group = c_ptr + batch * stride_cb + head // SHARED * stride_cg
     dt_head = dt_ptr + batch * stride_sb + head * stride_sh
@@ -274,10 +272,8 @@ def plan(
 def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     make = empties(dtype, device)
     tokens = (shape.batch, shape.seq)
-    x, both = (
-        make(*tokens, shape.heads, shape.size),
-        [make(*tokens, shape.groups, shape.states) for _ in range(2)],
-    )
+    x = make(*tokens, shape.heads, shape.size)
+    both = [make(*tokens, shape.groups, shape.states) for _ in range(2)]
     rates = [make(shape.heads, kind="float32") for _ in range(2)]
     state = make(shape.batch, shape.heads, shape.size, shape.states, kind="float32")
     return (x, make(*tokens, shape.heads, kind="float32"), rates[0], *both, rates[1], state), {}
