@@ -45,11 +45,9 @@ def to_size(x: object) -> Size:
 def _from_named_range(x: object) -> Size:
     # A derived torch.export.Dim, like 2*batch, keeps the range with its root.
     root = getattr(x, "root", x)
-    text, name, low = (
-        getattr(x, "__name__", None),
-        getattr(root, "__name__", None),
-        getattr(root, "min", None),
-    )
+    text = getattr(x, "__name__", None)
+    name = getattr(root, "__name__", None)
+    low = getattr(root, "min", None)
     if not isinstance(text, str) or not isinstance(name, str) or not isinstance(low, Integral):
         raise DimError(
             f"{x!r} is not a size",

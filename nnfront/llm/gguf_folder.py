@@ -135,10 +135,8 @@ def _rope(settings: Settings, factors: list[float] | None) -> dict[str, Any]:
     """Rotary parameters; factors of the wavelengths of each pair are a tensor of their own."""
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": settings.get("rope.freq_base", 10000.0)}
     kind = settings.get("rope.scaling.type", "none", only=("none", "linear", "yarn"))
-    factor, original = (
-        settings.get("rope.scaling.factor"),
-        settings.get("rope.scaling.original_context_length"),
-    )
+    factor = settings.get("rope.scaling.factor")
+    original = settings.get("rope.scaling.original_context_length")
     settings.unused("rope.scaling.finetuned")
     if kind in ("linear", "yarn"):
         found |= {"rope_type": kind, "factor": factor}

@@ -37,11 +37,9 @@ def _check(q: TensorType, k: TensorType, v: TensorType) -> TensorType:
         require(x.ndim == 4, "{} must be [batch, seq, heads, head_size], got {} axes", name, x.ndim)
     require_alike(query=q, key=k, value=v)
     require_float(q, "query")
-    (batch, seq, heads, size), (k_batch, k_seq, k_heads, k_size), (v_batch, v_seq, v_heads, v_size) = (
-        q.shape,
-        k.shape,
-        v.shape,
-    )
+    batch, seq, heads, size = q.shape
+    k_batch, k_seq, k_heads, k_size = k.shape
+    v_batch, v_seq, v_heads, v_size = v.shape
     require_same(batch, k_batch, "batch sizes of query and key differ: {} and {}")
     require_same(batch, v_batch, "batch sizes of query and value differ: {} and {}")
     require_same(k_seq, v_seq, "key and value have {} and {} positions")

@@ -312,11 +312,9 @@ def _least(
     def over(x: torch.Tensor) -> torch.Tensor:
         return x.sum(1, keepdim=True)
 
-    aa, ab, bb = (
-        over(scales * scales * with_q),
-        over(scales * minima * with_one),
-        over(minima * minima) * y.shape[-1],
-    )
+    aa = over(scales * scales * with_q)
+    ab = over(scales * minima * with_one)
+    bb = over(minima * minima) * y.shape[-1]
     ay, by = over(scales * with_y), over(minima * y.sum(-1, keepdim=True))
     divisor = aa * bb - ab * ab
     found = (ay * bb - ab * by) / divisor, (ab * ay - aa * by) / divisor

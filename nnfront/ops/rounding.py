@@ -54,11 +54,8 @@ def fitted(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torch.Tensor
     half = 2 ** (bits - 1)
     largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
     scale, best = torch.ones_like(largest), torch.zeros_like(largest)
-    unit, q, products = (
-        y / largest,
-        torch.empty_like(y),
-        torch.empty_like(y),
-    )  # so that no square is too large
+    unit = y / largest  # so that no square is too large
+    q, products = torch.empty_like(y), torch.empty_like(y)
     for place in PLACES:
         torch.mul(unit, -half * place, out=q).round_().clamp_(-half, half - 1)
         with_y = torch.mul(unit, q, out=products).sum(-1, keepdim=True)

@@ -90,10 +90,8 @@ def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
     common = shape[:start] + shape[len(shape) - end :]
     if any(isinstance(size, int) and size == 0 for size in common):
         raise InferError("-1 is ambiguous in a shape without elements", help="write the size")
-    total, known = (
-        product(shape[start : len(shape) - end]),
-        product((*before[start:], *after[: len(after) - end])),
-    )
+    total = product(shape[start : len(shape) - end])
+    known = product((*before[start:], *after[: len(after) - end]))
     if isinstance(known, int) and known == 0:
         raise InferError("-1 is ambiguous in a shape without elements", help="write the size")
     left = total if isinstance(known, int) and known == 1 else floordiv(total, known)

@@ -247,10 +247,8 @@ class _Body(Mutator):
 
     def cut(self, binding: Binding, call: Call) -> Sequence[Binding]:
         """Take a rank's part of elements, scales and zero points, each on their own; what all inputs share is not cut between them."""
-        builder, whole = (
-            FunctionBuilder.of_bindings(self.names, binding.provenance),
-            self.encoded[_var(call.args[0])],
-        )
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
+        whole = self.encoded[_var(call.args[0])]
         rank, attrs = self.atom(_var(call.args[1])), call.op.full_attrs(call.attrs)
         made: list[Var] = []
         for suffix, part in zip(whole.format.parts, whole.parts, strict=True):
