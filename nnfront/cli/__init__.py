@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `nnfront COMMAND DIR`. One file for each command; heavy packages load only when a command runs."""
+"""The command line: `nnfront COMMAND DIR`. One file for each command: `add_arguments` declares its flags, `main` runs it and returns the exit code.
+
+Heavy packages load only when a command runs.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ BATCHES = (1, 4, 8)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--lengths", type=_numbers, metavar="N,N", help=f"tokens of prompts; default those of {_text(LENGTHS)} that fit"
     )  # fmt: skip

@@ -12,7 +12,6 @@ from nnfront.cli.text_file import read_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--text", required=True, metavar="FILE", help="a text in UTF-8, like those that the model is for; - reads it from stdin"
     )  # fmt: skip

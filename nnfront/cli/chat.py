@@ -24,7 +24,6 @@ TURN_TOKENS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.add_argument(
         "--chat-template", metavar="FILE", help="a template in Jinja, instead of the folder's"

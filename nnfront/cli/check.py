@@ -15,7 +15,6 @@ from nnfront.cli import loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON, every tensor on its own"
     )

@@ -26,7 +26,6 @@ _OUR_ERROR = re.compile(r"\s*nnfront\.[\w.]+: ")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--name",
         help="what the deployment is called; default the model's name. A second one of this name replaces the first, replica by replica",

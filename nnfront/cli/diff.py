@@ -17,7 +17,6 @@ TROUBLE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument("other", metavar="OTHER", help="what it is compared with: what it has become")
     parser.add_argument(
         "--device", metavar="TARGET", help="whose kernels are compared; default cpu, an artefact has its own"

@@ -15,7 +15,6 @@ from nnfront.cli.text_file import read_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--text", required=True, metavar="FILE", help="a text in UTF-8; - reads it from stdin"
     )

@@ -18,7 +18,6 @@ FILLED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "what",
         nargs="*",

@@ -15,7 +15,6 @@ from nnfront.errors import LoadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "-o",
         "--output",

@@ -13,7 +13,6 @@ from nnfront.cli import loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
         "-p", "--prompt", help="the text to continue, or to write about; - reads it from stdin"
@@ -57,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     from nnfront.engine.params import Sampling  # here: `--help` does without numpy
 
     names = ["max_new_tokens", "stop", *(each.name for each in fields(Sampling))]

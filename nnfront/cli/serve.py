@@ -31,7 +31,6 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     add_serving_arguments(parser)
     parser.add_argument(
         "--max-connections", type=int, default=800, metavar="N",

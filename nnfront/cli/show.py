@@ -16,7 +16,6 @@ from nnfront.errors import RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--html", metavar="FILE", help="write a page that shows all there is to see; - writes it to stdout"
     )

@@ -10,7 +10,6 @@ import nnfront as nn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
     parser.add_argument(
         "--tokens",
         type=int,
