@@ -28,9 +28,7 @@ def _select(block: Block, kernels: Mapping[str, Sequence[Kernel]], context: Cont
     chosen: list[Instruction] = []
     for instruction in block.instructions:
         if isinstance(instruction, Branch):
-            then = _select(instruction.then, kernels, context.inside())
-            otherwise = _select(instruction.otherwise, kernels, context.inside())
-            instruction = replace(instruction, then=then, otherwise=otherwise)
+            instruction = instruction.mapped(lambda inner: _select(inner, kernels, context.inside()))
         elif isinstance(instruction, Run):
             run = _choose(instruction, kernels.get(instruction.op, ()), context)
             if run.body is not None and not run.kernel:

@@ -10,7 +10,7 @@ A tuple is no value of its own: `Structure` says how slots make up a nested argu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -183,6 +183,10 @@ class Branch:
         yield self.condition
         for block in (self.then, self.otherwise):
             yield from block.reads()
+
+    def mapped(self, change: Callable[[Block], Block]) -> Branch:
+        """Return it with both blocks changed."""
+        return replace(self, then=change(self.then), otherwise=change(self.otherwise))
 
     def freeing(self, frees: tuple[int, ...]) -> Branch:
         """Return it with `frees`."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from nnfront.dims import Symbol
 from nnfront.ir import OPS, TensorType
@@ -47,11 +48,10 @@ def _without_dead(block: Block, live: Iterable[int] = ()) -> Block:
         if isinstance(instruction, Run) and instruction.is_pure and needed.isdisjoint(outputs):
             continue
         if isinstance(instruction, Branch):
-            instruction = _used_results(instruction, needed)
-            then, otherwise = _without_dead(instruction.then), _without_dead(instruction.otherwise)
-            if not (instruction.outputs or then.instructions or otherwise.instructions):
+            instruction = _used_results(instruction, needed).mapped(_without_dead)
+            both = (instruction.then, instruction.otherwise)
+            if not (instruction.outputs or any(block.instructions for block in both)):
                 continue
-            instruction = replace(instruction, then=then, otherwise=otherwise)
         needed.update(instruction.reads())
         kept.append(instruction)
     return replace(block, instructions=tuple(reversed(kept)))
@@ -61,9 +61,8 @@ def _used_results(branch: Branch, needed: Collection[int]) -> Branch:
     keep = [i for i, slot in enumerate(branch.outputs) if slot in needed]
     if len(keep) == len(branch.outputs):
         return branch
-    then = replace(branch.then, results=tuple(branch.then.results[i] for i in keep))
-    otherwise = replace(branch.otherwise, results=tuple(branch.otherwise.results[i] for i in keep))
-    return replace(branch, then=then, otherwise=otherwise, outputs=tuple(branch.outputs[i] for i in keep))
+    left = branch.mapped(lambda block: replace(block, results=tuple(block.results[i] for i in keep)))
+    return replace(left, outputs=tuple(branch.outputs[i] for i in keep))
 
 
 def _split_early(
@@ -72,7 +71,9 @@ def _split_early(
     """Take out what can run once at load without holding more memory: views of weights, and small values of nothing at all."""
     weights = {i for i, slot in enumerate(slots) if slot.kind == "weight"}
     free = {i for i, slot in enumerate(slots) if _is_known_at_load(slot, load_dims)}
-    touched = _given_to_effects(body)
+    # An external function may write to what it reads.
+    effects = [run for run in body.walk() if isinstance(run, Run) and not run.is_pure]
+    touched = {i for run in effects for i in run.inputs}
     early: list[Instruction] = []
     late: list[Instruction] = []
     for instruction in body.instructions:
@@ -101,11 +102,6 @@ def _is_known_at_load(slot: Slot, load_dims: Collection[Symbol]) -> bool:
         return True
     dims = dims_in(slot.value)
     return slot.kind in ("dim", "size") and all(symbol in load_dims for dim in dims for symbol in dim.symbols)
-
-
-def _given_to_effects(body: Block) -> set[int]:
-    """The slots that instructions with an effect read: an external function may write to them."""
-    return {i for run in body.walk() if isinstance(run, Run) and not run.is_pure for i in run.inputs}
 
 
 def _may_be_kept(run: Run, slots: list[Slot], touched: set[int]) -> bool:
@@ -146,9 +142,7 @@ def _with_sizes(block: Block, slots: list[Slot], bound: set[Symbol], done: set[i
             bound.update(symbol for symbol, _ in instruction.defines)
             instruction = replace(instruction, sizes=ready())
         elif isinstance(instruction, Branch):
-            then = _with_sizes(instruction.then, slots, bound, done)
-            otherwise = _with_sizes(instruction.otherwise, slots, bound, done)
-            instruction = replace(instruction, then=then, otherwise=otherwise)
+            instruction = instruction.mapped(lambda inner: _with_sizes(inner, slots, bound, done))
         instructions.append(instruction)
     assert not wanted, f"no value for {[slots[i].value for i in wanted]}"
     return replace(block, instructions=tuple(instructions), sizes=entry)
@@ -164,9 +158,7 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
         live.update(touched)
         if isinstance(instruction, Branch):
             outside = set(instruction.reads()) | live
-            then = _with_frees(instruction.then, slots, outside)
-            otherwise = _with_frees(instruction.otherwise, slots, outside)
-            instruction = replace(instruction, then=then, otherwise=otherwise)
+            instruction = instruction.mapped(partial(_with_frees, slots=slots, kept=outside))
         instructions.append(instruction.freeing(frees) if frees else instruction)
     return replace(block, instructions=tuple(reversed(instructions)))
 
