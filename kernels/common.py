@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec
@@ -129,13 +129,18 @@ _LAUNCHER: ContextVar[Callable[[Plan], None]] = ContextVar("launcher", default=j
 
 
 @contextmanager
-def launched_by(launcher: Callable[[Plan], None]) -> Iterator[None]:
-    """Inside of this, in this thread, every plan is given to `launcher` instead of to `jit`."""
-    token = _LAUNCHER.set(launcher)
+def holding(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Inside of this, in this thread, the variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _LAUNCHER.reset(token)
+        variable.reset(token)
+
+
+def launched_by(launcher: Callable[[Plan], None]) -> AbstractContextManager[None]:
+    """Inside of this, in this thread, every plan is given to `launcher` instead of to `jit`."""
+    return holding(_LAUNCHER, launcher)
 
 
 _PLANNED: ContextVar[str | None] = ContextVar("arch", default=None)
@@ -146,14 +151,9 @@ def planned_for() -> str | None:
     return _PLANNED.get()
 
 
-@contextmanager
-def planning_for(arch: str) -> Iterator[None]:
+def planning_for(arch: str) -> AbstractContextManager[None]:
     """Inside of this, in this thread, plans are for `arch`, wherever the tensors are: on a GPU that is not here."""
-    token = _PLANNED.set(arch)
-    try:
-        yield
-    finally:
-        _PLANNED.reset(token)
+    return holding(_PLANNED, arch)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ the next launch. No second kernel and no floating-point atomics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Kernel, KernelError, Plan, is_divisible
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, holding, is_divisible
 from nnfront_kernels.dependent import let_next_start, lines_ahead, overlaps
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.row_norm import divided, require_norm
@@ -53,14 +53,9 @@ def allocated(sizes: Sizes, device: torch.device) -> Workspace:
 _LENDER: ContextVar[Lender] = ContextVar("lender", default=allocated)
 
 
-@contextmanager
-def lending(lender: Lender) -> Iterator[None]:
+def lending(lender: Lender) -> AbstractContextManager[None]:
     """Inside of this, in this thread, launches that are given no workspace have this lender's, which may be the same for all of one stream."""
-    token = _LENDER.set(lender)
-    try:
-        yield
-    finally:
-        _LENDER.reset(token)
+    return holding(_LENDER, lender)
 
 
 def lender() -> Lender:

@@ -10,20 +10,17 @@ from typing import Any
 
 import torch
 
+from nnfront.holding import holding
+
 CPU = torch.device("cpu")
 META = torch.device("meta")
 
 _STAND_IN: ContextVar[torch.device | None] = ContextVar("stand_in", default=None)
 
 
-@contextmanager
-def overriding_device(device: torch.device) -> Iterator[None]:
+def overriding_device(device: torch.device) -> AbstractContextManager[object]:
     """Inside of this, in this thread, programs for a GPU have their tensors on another device: on `meta`, nothing is computed."""
-    token = _STAND_IN.set(device)
-    try:
-        yield
-    finally:
-        _STAND_IN.reset(token)
+    return holding(_STAND_IN, device)
 
 
 def stand_in() -> torch.device | None:

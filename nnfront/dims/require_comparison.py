@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from nnfront.dims import compare
@@ -12,38 +11,28 @@ from nnfront.dims.polynomial import ONE, Form, add, single_symbol, sorted_symbol
 from nnfront.dims.symbol import Symbol, describe_facts, join_facts, names, narrowed
 from nnfront.dims.text import text
 from nnfront.errors import DimError
+from nnfront.holding import holding
 
 _strict: ContextVar[bool] = ContextVar("strict_comparisons", default=False)
 _assumed: ContextVar[dict[Symbol, Symbol] | None] = ContextVar("assumed", default=None)
 
 
-@contextmanager
-def strict_comparisons() -> Iterator[None]:
+def strict_comparisons() -> AbstractContextManager[bool]:
     """Inside, `==` and `!=` of a Dim raise DimError unless the answer holds for every value, so that no branch is taken by chance.
 
     For the time in which a user's code is traced; it belongs to the thread or task that entered it. `same` and `equal` are not
     affected.
     """
-    token = _strict.set(True)
-    try:
-        yield
-    finally:
-        _strict.reset(token)
+    return holding(_strict, True)
 
 
-@contextmanager
-def assuming_unequal() -> Iterator[dict[Symbol, Symbol]]:
+def assuming_unequal() -> AbstractContextManager[dict[Symbol, Symbol] | None]:
     """Inside, a strict `==` between a dim and a value at the edge of its range is answered with no where the facts do not decide.
 
     Yields what that assumes: each such dim with the facts under which the answer holds. 0 and 1 are the least values of
     a dim of which nothing is said, so `n == 1` assumes that n is at least 2.
     """
-    assumed: dict[Symbol, Symbol] = {}
-    token = _assumed.set(assumed)
-    try:
-        yield assumed
-    finally:
-        _assumed.reset(token)
+    return holding(_assumed, {})
 
 
 def equality(left: Form, right: Form) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from nnfront.errors import DimError
+from nnfront.holding import holding
 
 _left: ContextVar[list[int] | None] = ContextVar("work_left", default=None)
 
@@ -18,11 +19,8 @@ def bounded_work(terms: int) -> Iterator[None]:
     if _left.get() is not None:
         yield
         return
-    token = _left.set([terms])
-    try:
+    with holding(_left, [terms]):
         yield
-    finally:
-        _left.reset(token)
 
 
 def spend(terms: int) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
+from nnfront.holding import holding
 from nnfront.ir import Op, StateLayerType, TensorType, TupleType, Type, Var
 from nnfront.nn.loop import run_scan
 from nnfront.nn.mode import active_mode, canonical, infer, out_of_trace
@@ -135,9 +136,8 @@ def run_in(
     """Call `function` eagerly in a mode: torch tensors in, torch tensors out."""
     structure, leaves = flatten((args, kwargs), lambda x: isinstance(x, torch.Tensor))
     inner_args, inner_kwargs = unflatten(structure, map(value, leaves))
-    token = active_mode.set(mode)
     try:
-        with torch.no_grad():
+        with holding(active_mode, mode), torch.no_grad():
             result = function(*inner_args, **inner_kwargs)
             structure, out = flatten(result, lambda x: isinstance(x, Tensor))
             tensors = [mode._evaluate(x) for x in out]
@@ -145,7 +145,5 @@ def run_in(
         file, line = raising_frame(error)
         error.where = error.where or (f"{file}:{line}" if file else user_place())
         raise
-    finally:
-        active_mode.reset(token)
     final: Result = unflatten(structure, tensors)
     return final

@@ -15,6 +15,7 @@ from nnfront import ops
 from nnfront.cases.conditions import to_plain
 from nnfront.dims import Dim, Symbol, strict_comparisons
 from nnfront.errors import TraceError
+from nnfront.holding import holding
 from nnfront.ir import (
     NO_ATTRS,
     Atom,
@@ -128,14 +129,12 @@ class MethodTrace(Trace):
     @contextmanager
     def _active(self, definition: Provenance | None = None) -> Iterator[None]:
         """Trace what is called inside; errors get their place."""
-        token = active_mode.set(self)
-        try:
-            yield
-        except Exception as error:
-            self.explain(error, definition)
-            raise
-        finally:
-            active_mode.reset(token)
+        with holding(active_mode, self):
+            try:
+                yield
+            except Exception as error:
+                self.explain(error, definition)
+                raise
 
     def _argument(self, name: str, spec: specs.ArgumentSpec) -> Any:
         builder = self.frame.builder

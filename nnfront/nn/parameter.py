@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +15,7 @@ import torch
 
 from nnfront.dims import Dim, evaluate, solve
 from nnfront.errors import DimError, LoadError
+from nnfront.holding import holding
 from nnfront.ir import TensorType, type_text
 from nnfront.nn.mode import active_mode, names_place
 from nnfront.nn.shape import shape_of
@@ -34,14 +35,9 @@ def set_default_dtype(dtype: str) -> None:
     _default_dtype.set(dtype_name(dtype))
 
 
-@contextmanager
-def default_dtype(dtype: str) -> Iterator[None]:
+def default_dtype(dtype: str) -> AbstractContextManager[str]:
     """Within it, parameters get this dtype when none is given."""
-    token = _default_dtype.set(dtype_name(dtype))
-    try:
-        yield
-    finally:
-        _default_dtype.reset(token)
+    return holding(_default_dtype, dtype_name(dtype))
 
 
 @dataclass(slots=True)
@@ -59,17 +55,15 @@ def declaring_at_most(parameters: int, elements: int) -> Iterator[None]:
 
     Raises LoadError where one is too many.
     """
-    token = _budget.set(_Budget(parameters, elements))
     try:
-        yield
+        with holding(_budget, _Budget(parameters, elements)):
+            yield
     except _Exceeded:
         raise LoadError(
             "the model is larger than it can be",
             details=[f"it declares more than {parameters} parameters, or {elements} elements in them"],
             help="look for a number in config.json that is not the checkpoint's: of layers, of heads, of experts, or a width",
         ) from None
-    finally:
-        _budget.reset(token)
 
 
 class _Exceeded(Exception):

@@ -3,34 +3,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.dims import Dim, equal
+from nnfront.holding import holding
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
 
-
-class _Padded(threading.local):
-    count: torch.Tensor | None = None
+_COUNT: ContextVar[torch.Tensor | None] = ContextVar("count", default=None)
 
 
-_PADDED = _Padded()
-
-
-@contextmanager
-def padded(count: torch.Tensor | None) -> Iterator[None]:
+def padded(count: torch.Tensor | None) -> AbstractContextManager[object]:
     """Inside of this only the first tokens of a call are somebody's, in this thread: `count` of them, int32 [1]; None: all."""
-    before, _PADDED.count = _PADDED.count, count
-    try:
-        yield
-    finally:
-        _PADDED.count = before
+    return holding(_COUNT, count)
 
 
 def _accepts(run: Run, context: Context) -> str:
@@ -45,7 +36,7 @@ def _last_token(run: Run) -> Callable[..., torch.Tensor]:
     general = reference(run)
 
     def last_token(x: torch.Tensor, *, index: Any) -> torch.Tensor:
-        count = _PADDED.count
+        count = _COUNT.get()
         last: torch.Tensor = general(x, index=index) if count is None else x.index_select(1, count - 1)
         return last
 

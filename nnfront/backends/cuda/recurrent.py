@@ -6,43 +6,35 @@ In a captured call, which nothing can end halfway, the state after the last toke
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.holding import holding
 from nnfront.ir import TensorType
 from nnfront.lower import Run, Slot
 from nnfront.lower.reference import reference
 from nnfront.state.layer import here
 
-
-class _Captured(threading.local):
-    bases: Mapping[int, torch.Tensor] = {}
+_BASES: ContextVar[Mapping[int, torch.Tensor]] = ContextVar("bases", default=MappingProxyType({}))
 
 
-_CAPTURED = _Captured()
-
-
-@contextmanager
-def in_place(bases: Mapping[int, torch.Tensor]) -> Iterator[None]:
+def in_place(bases: Mapping[int, torch.Tensor]) -> AbstractContextManager[object]:
     """Inside of this states at these addresses are written where they lie, in this thread; `bases` say where that is when a kernel runs, int64 [2]."""
-    before, _CAPTURED.bases = _CAPTURED.bases, bases
-    try:
-        yield
-    finally:
-        _CAPTURED.bases = before
+    return holding(_BASES, bases)
 
 
 def _kept(state: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """A kernel's options that say where the state lies, and where the next one is written: to a new tensor but in a captured call."""
     if state is None:
         return {}
-    base = _CAPTURED.bases.get(state.data_ptr())
+    base = _BASES.get().get(state.data_ptr())
     return {"base": here(state.device)[:2]} if base is None else {"base": base, "after": state}
 
 

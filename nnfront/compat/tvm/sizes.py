@@ -9,12 +9,12 @@ values of other libraries once this is imported, so that lambdas and functions i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from nnfront.dims import Dim, Size
+from nnfront.holding import holding
 from nnfront.nn.tensor import Tensor
 
 _VARIABLES: dict[Dim, Any] = {}
@@ -67,14 +67,9 @@ class Listed(tuple[Size, ...]):
 _LISTED: ContextVar[bool] = ContextVar("listed", default=False)
 
 
-@contextmanager
-def listed_shapes() -> Iterator[None]:
+def listed_shapes() -> AbstractContextManager[bool]:
     """Give shapes that equal lists meanwhile."""
-    token = _LISTED.set(True)
-    try:
-        yield
-    finally:
-        _LISTED.reset(token)
+    return holding(_LISTED, True)
 
 
 def shape(self: Tensor) -> tuple[Size, ...]:
