@@ -98,10 +98,6 @@ def monomial_key(monomial: Monomial) -> tuple[Any, ...]:
     return -sum(power for _, power in monomial), tuple((atom.key, -power) for atom, power in monomial)
 
 
-def _term_key(term: tuple[Monomial, Coefficient]) -> tuple[Any, ...]:
-    return monomial_key(term[0])
-
-
 def form_key(form: Form) -> tuple[Any, ...]:
     """A key of plain numbers and strings that orders forms the same way in every process."""
     return tuple((monomial_key(monomial), value) for monomial, value in form[0]), form[1]
@@ -117,7 +113,7 @@ def _sorted_form(terms: dict[Monomial, Coefficient], offset: int) -> Form:
     if len(kept) > 1:
         spend(len(kept))
         _check_length(len(kept))
-        kept.sort(key=_term_key)
+        kept.sort(key=lambda term: monomial_key(term[0]))
     return tuple(kept), offset
 
 

@@ -72,24 +72,14 @@ def _kind(hint: Any) -> Kind:
         words = sorted({kind.words: None for kind in kinds}, key=lambda each: each.startswith(_TUPLE))
         canonical = next((kind.canonical for kind in kinds if kind.canonical is not None), None)
         return Kind(
-            _any([kind.fits for kind in kinds]), " or ".join(words), canonical and _unless_none(canonical)
+            lambda value: any(kind.fits(value) for kind in kinds),
+            " or ".join(words),
+            canonical and (lambda value, *rest: None if value is None else canonical(value, *rest)),
         )
     if origin in (Sequence, list, tuple):
         item = _kind(args[0] if args else Any)
-        return Kind(_tuple(item.fits), _TUPLE + item.words)
+        return Kind(lambda value: type(value) is tuple and all(map(item.fits, value)), _TUPLE + item.words)
     return _KINDS.get(hint, _KINDS[Any])
-
-
-def _unless_none(canonical: Canonical) -> Canonical:
-    return lambda value, name, first: None if value is None else canonical(value, name, first)
-
-
-def _any(tests: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
-    return lambda value: any(fits(value) for fits in tests)
-
-
-def _tuple(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is tuple and all(map(fits, value))
 
 
 def _is_int(value: Any) -> bool:

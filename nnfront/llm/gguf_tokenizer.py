@@ -32,7 +32,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kind, tokens = metadata.get(f"{KEY}model"), metadata.get(f"{KEY}tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise NoTokenizer("the file's metadata hold no tokens")
-    tokens = [_printable(token) for token in tokens]
+    # A token whose bytes are no UTF-8 cannot be a text's.
+    tokens = [token.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for token in tokens]
     types = metadata.get(f"{KEY}token_type", [1] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise NoTokenizer("the file's tokens have no types, or occur twice")
@@ -48,11 +49,6 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     ]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
     return {**whole, "post_processor": _ends(metadata, tokens, kind == "llama"), **parts}
-
-
-def _printable(token: str) -> str:
-    """A token whose bytes are no UTF-8 cannot be a text's."""
-    return token.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _model(tokens: Sequence[str], merges: Sequence[Sequence[str]], **more: Any) -> dict[str, Any]:

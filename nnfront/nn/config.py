@@ -299,7 +299,8 @@ class _Reading:
                 f"{key} is {_shown(value)}, which {self.config['model_type']!r} does not have"
             )
         elif name in self.fields and name != "rope_parameters":
-            if value is not None or _takes_none(self.hints[name]):
+            hint = self.hints[name]
+            if value is not None or hint is Any or NoneType in get_args(hint):
                 self.field(key, name, value)
         elif allowed is None and not _is_off(value) and not self.is_known(key):
             self.problems.append(f"{key} is {_shown(value)}, and the file does not know the key")
@@ -358,10 +359,6 @@ def _described(hint: Any, least: int) -> str:
     if origin in (tuple, list):
         return f"a list, each item {_described(arguments[0], 0)}"
     return f"an int >= {least}" if hint is int else _WORDS.get(origin or hint, str(hint))
-
-
-def _takes_none(hint: Any) -> bool:
-    return hint is Any or NoneType in get_args(hint)
 
 
 def _is_off(value: Any) -> bool:

@@ -268,10 +268,6 @@ def _are_positive(values: Any) -> bool:
     return isinstance(values, list | tuple) and all(map(_is_positive, values))
 
 
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _listed(given: Mapping[str, Any]) -> str:
     return ", ".join(sorted(given))
 
@@ -314,5 +310,5 @@ KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "rope_type": (lambda value: value in SCALINGS, "the name of a scaling"),
     "short_factor": (_are_positive, "a list of numbers > 0"),
     "long_factor": (_are_positive, "a list of numbers > 0"),
-    "truncate": (_is_bool, "true or false"),
+    "truncate": (lambda value: isinstance(value, bool), "true or false"),
 }

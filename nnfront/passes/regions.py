@@ -41,10 +41,6 @@ def _plus_residual(inner: Part) -> Tree:
     return apply(ops.add, inner, "residual", commutes=True)
 
 
-def _cast(inner: Part) -> Tree:
-    return apply(ops.astype, inner, keeps={"dtype": "dtype"})
-
-
 def _product(weight: Part, x: Part = "x") -> Either:
     keeps = {"out_dtype": "product_dtype"}
     return Either(
@@ -68,7 +64,8 @@ def _finished(product: Part) -> tuple[Tree, ...]:
     activated = optional(_activation, product)
     scaled = optional(_scaled, activated)
     summed = optional(_plus_residual, scaled)
-    return _cast(summed), _plus_residual(scaled), _scaled(activated), _activation(product)
+    cast = apply(ops.astype, summed, keeps={"dtype": "dtype"})
+    return cast, _plus_residual(scaled), _scaled(activated), _activation(product)
 
 
 def _dequantized(matrix: str = "") -> Either:

@@ -209,7 +209,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     environment.globals["namespace"] = _Namespace
     environment.globals.pop("lipsum", None)
     return environment
@@ -230,7 +230,3 @@ def _to_json(
 
 def _refuse(message: str) -> None:
     raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -77,11 +78,7 @@ def _check(place: Path, check_replaceable: Callable[[Path], None]) -> None:
 def _remove_dead(place: Path) -> None:
     """Remove what killed writers have left; the old folder only if there is a new one."""
     suffixes = (SUFFIX, ASIDE) if place.exists() else (SUFFIX,)
-    remove_dead(f for s in suffixes for f in place.parent.glob(f".{_escaped(place.name)}.*{s}"))
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+    remove_dead(f for s in suffixes for f in place.parent.glob(f".{glob.escape(place.name)}.*{s}"))
 
 
 def _move(temporary: Path, place: Path) -> None:

@@ -30,7 +30,7 @@ def choose(uses: Iterable[Value], allow_growth: bool = False) -> Residents:
     kept: set[Value] = set()
     stayed: list[tuple[Value, Size]] = []
     for group in _groups(list(uses)):
-        if allow_growth or group.is_trivial:
+        if allow_growth or all(v.is_base for v in group.read):
             kept.update(group.read)
             continue
         before, after = total(v.size_bytes for v in group.bases), total(v.size_bytes for v in group.read)
@@ -54,10 +54,6 @@ class _Group:
     @property
     def bases(self) -> list[Value]:
         return [v for v in self.members if v.is_base]
-
-    @property
-    def is_trivial(self) -> bool:
-        return all(v.is_base for v in self.read)
 
 
 def _groups(uses: list[Value]) -> list[_Group]:
