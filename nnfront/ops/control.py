@@ -14,12 +14,12 @@ from nnfront.ir.operands import OperandType
 from nnfront.ir.same_code import same_code
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type
 from nnfront.ops import print_format
-from nnfront.ops.rules import require
+from nnfront.ops.rules import moving, require
 
 _EXTERNS: dict[str, Callable[..., Any]] = {}
 
 
-@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow")
+@moving(view="always", in_order=True)
 def stop_lift_params(x: TensorType) -> TensorType:
     """x itself; what follows is not moved to load time even if it needs only weights."""
     return x

@@ -8,6 +8,7 @@ Weights are [out, in / groups, kernel...] in every data layout. `padding` is an 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -176,7 +177,10 @@ def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs:
     return product([2, *results[0].shape, *operands[1].shape[1:]])
 
 
-@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute", normalize=_canonical(1), reference=_convolve)
+_convolution = partial(op, stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute", reference=_convolve)
+
+
+@_convolution(normalize=_canonical(1))
 def conv1d(
     x: TensorType,
     weight: TensorType,
@@ -190,13 +194,7 @@ def conv1d(
     return _convolved(x, weight, bias, stride, padding, dilation, groups)
 
 
-@op(
-    stricter=_FLOATS_ONLY,
-    flops=_flops,
-    dtype_policy="compute",
-    normalize=_canonical(2, "NCHW", "NHWC"),
-    reference=_convolve,
-)
+@_convolution(normalize=_canonical(2, "NCHW", "NHWC"))
 def conv2d(
     x: TensorType,
     weight: TensorType,
@@ -214,13 +212,7 @@ def conv2d(
     return _convolved(x, weight, bias, stride, padding, dilation, groups, data_layout == "NHWC")
 
 
-@op(
-    stricter=_FLOATS_ONLY,
-    flops=_flops,
-    dtype_policy="compute",
-    normalize=_canonical(3, "NCDHW", "NDHWC"),
-    reference=_convolve,
-)
+@_convolution(normalize=_canonical(3, "NCDHW", "NDHWC"))
 def conv3d(
     x: TensorType,
     weight: TensorType,

@@ -15,7 +15,7 @@ from nnfront.errors import InferError
 from nnfront.ir.op import alike, op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, Dtype, Length, NewShape, OtherDtype, require
+from nnfront.ops.rules import FLOAT8, Dtype, Length, NewShape, OtherDtype, moving, require
 
 _NO_AXES = "a fill value has no axes, where the reference would broadcast it"
 
@@ -62,7 +62,7 @@ ones = _filled("ones", "Every element is 1.", _made(torch.ones))
 empty = _filled("empty", "Elements that mean nothing until they are written.", _made(torch.empty))
 
 
-@op(stricter=_NO_AXES, moves=True, scratch=False, dtype_policy="follow")
+@moving(stricter=_NO_AXES)
 def full_like(x: TensorType, fill_value: OperandType, dtype: OtherDtype | None = None) -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes; shape and, unless given, dtype are x's."""
     _require_no_axes(fill_value)

@@ -10,7 +10,6 @@ import torch
 
 from nnfront.dims import Size, divides, floordiv, less_equal
 from nnfront.ir.budget import MAX_FIELDS
-from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import (
     NO_AXIS,
@@ -18,6 +17,7 @@ from nnfront.ops.rules import (
     Whole,
     axis_of,
     integer,
+    moving,
     require,
     require_same,
     result_dtype,
@@ -25,12 +25,9 @@ from nnfront.ops.rules import (
 )
 
 
-@op(
+@moving(
     stricter="an empty vector does not concatenate with tensors of more axes",
     in_order="dim",
-    moves=True,
-    scratch=False,
-    dtype_policy="follow",
     reference=torch.cat,
 )
 def concat(x: Sequence[TensorType], dim: int = 0) -> TensorType:
@@ -49,7 +46,7 @@ def _(x: Sequence[TensorType], dim: int) -> dict[str, Any]:
     return {"dim": axis_of(dim, x[0].ndim, "dim")}
 
 
-@op(in_order="dim", moves=True, scratch=False, dtype_policy="follow", reference=torch.stack)
+@moving(in_order="dim", reference=torch.stack)
 def stack(x: Sequence[TensorType], dim: int = 0) -> TensorType:
     """Join tensors of one shape along a new axis, which becomes axis `dim`."""
     first = x[0]
@@ -72,13 +69,7 @@ def _require_fit(first: TensorType, other: TensorType, index: int, free: int | N
             require_same(mine, its, "tensors 0 and {} differ on axis {}: {} and {}", index, axis)
 
 
-@op(
-    stricter="the axis must divide into equal parts",
-    view="always",
-    moves=True,
-    scratch=False,
-    dtype_policy="follow",
-)
+@moving(stricter="the axis must divide into equal parts", view="always")
 def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: Axis = 0) -> TupleType:
     """Take a tensor apart along an axis: into so many equal parts (an int), or before each of the given positions.
 
@@ -128,14 +119,7 @@ def _(ary: torch.Tensor, indices_or_sections: int | Sequence[int], axis: int) ->
     return tuple(torch.tensor_split(ary, spec, axis))
 
 
-@op(
-    stricter=NO_AXIS + "; a dim must divide into equal parts",
-    view="always",
-    moves=True,
-    scratch=False,
-    dtype_policy="follow",
-    reference=torch.chunk,
-)
+@moving(stricter=NO_AXIS + "; a dim must divide into equal parts", view="always", reference=torch.chunk)
 def chunk(x: TensorType, chunks: Whole, dim: Axis = 0) -> TupleType:
     """Take a tensor apart along an axis into at most `chunks` parts of equal size, the last one smaller if it must be.
 

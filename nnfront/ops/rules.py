@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from nnfront import dtypes
 from nnfront.dims import Dim, Size, equal, same, to_size
 from nnfront.dtypes import Category
 from nnfront.errors import InferError
+from nnfront.ir.op import op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 from nnfront.quant_format import FORMATS, QuantFormat
@@ -39,6 +41,9 @@ NewShape: TypeAlias = Annotated[Sizes, lambda shape, *_: require_not_negative(si
 NO_AXIS = "a tensor without axes has no axis 0 or -1, though torch accepts them"
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})  # storage types: torch does no arithmetic on them
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+
+moving = partial(op, moves=True, scratch=False, dtype_policy="follow")
+"""Declares an op that moves elements, or writes what shapes say, and holds nothing else."""
 
 
 def require(claim: bool, what: str, *values: object, help: str = "") -> None:

@@ -23,6 +23,7 @@ from nnfront.ops.rules import (
     axes_of,
     axis_of,
     differ_help,
+    moving,
     positional,
     require,
     require_not_negative,
@@ -31,14 +32,7 @@ from nnfront.ops.rules import (
 )
 
 
-@op(
-    view="by strides",
-    in_order=True,
-    moves=True,
-    scratch=False,
-    dtype_policy="follow",
-    reference=torch.reshape,
-)
+@moving(view="by strides", in_order=True, reference=torch.reshape)
 def reshape(x: TensorType, shape: Sizes) -> TensorType:
     """The same elements, in row-major order, under another shape.
 
@@ -100,7 +94,7 @@ def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
     return (*before, left, *after)
 
 
-@op(view="always", moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.permute))
+@moving(view="always", reference=positional(torch.permute))
 def permute_dims(x: TensorType, axes: Sequence[int] | None = None) -> TensorType:
     """Reorder axes: axis i of the result is axis axes[i] of x; None reverses them."""
     order = axes if axes is not None else range(x.ndim - 1, -1, -1)
@@ -116,7 +110,7 @@ def _(x: TensorType, axes: Any = None) -> dict[str, Any]:
     return {"axes": order}
 
 
-@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow", reference=torch.unsqueeze)
+@moving(view="always", in_order=True, reference=torch.unsqueeze)
 def unsqueeze(x: TensorType, dim: int) -> TensorType:
     """Insert an axis of size 1, which becomes axis `dim` of the result."""
     return TensorType((*x.shape[:dim], 1, *x.shape[dim:]), x.dtype)
@@ -127,13 +121,10 @@ def _(x: TensorType, dim: int) -> dict[str, Any]:
     return {"dim": axis_of(dim, x.ndim + 1, "dim")}
 
 
-@op(
+@moving(
     stricter="an axis named must have size 1, where torch keeps it",
     view="always",
     in_order=True,
-    moves=True,
-    scratch=False,
-    dtype_policy="follow",
     reference=torch.squeeze,
 )
 def squeeze(x: TensorType, axis: int | Sequence[int] | None = -1) -> TensorType:
@@ -156,7 +147,7 @@ def _(x: TensorType, axis: Any = -1) -> dict[str, Any]:
     return {"axis": tuple(sorted(axes_of(axis, x.ndim)))}
 
 
-@op(view="always", moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.broadcast_to))
+@moving(view="always", reference=positional(torch.broadcast_to))
 def broadcast_to(x: TensorType, shape: NewShape) -> TensorType:
     """Repeat axes of size 1, and new axes in front, to `shape`."""
     assert isinstance(shape, tuple)
@@ -183,7 +174,7 @@ def _(x: torch.Tensor, repeats: int, axis: int | None) -> torch.Tensor:
     return torch.repeat_interleave(x.reshape(-1) if axis is None else x, repeats, 0 if axis is None else axis)
 
 
-@op(moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.tile))
+@moving(reference=positional(torch.tile))
 def tile(x: TensorType, repeats: NewShape) -> TensorType:
     """Lay copies of x side by side, repeats[i] of them along axis i counted from the last: a b becomes a b a b."""
     assert isinstance(repeats, tuple)
@@ -193,7 +184,7 @@ def tile(x: TensorType, repeats: NewShape) -> TensorType:
     return TensorType(tuple([size * count for size, count in zip(shape, counts, strict=True)]), x.dtype)
 
 
-@op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="follow", reference=positional(torch.flip))
+@moving(stricter=NO_AXIS, reference=positional(torch.flip))
 def flip(x: TensorType, axis: int | Sequence[int] | None = None) -> TensorType:
     """Reverse the order along axes; None reverses all."""
     require(not x.dtype.startswith("float8"), "{} cannot be flipped", x.dtype, help="cast with astype first")

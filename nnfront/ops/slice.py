@@ -13,14 +13,14 @@ from nnfront.dims import Dim, Size, ceildiv, less, less_equal, maximum, minimum,
 from nnfront.errors import InferError, RunError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import Shape, integer, require, sizes_of_shape
+from nnfront.ops.rules import Shape, integer, moving, require, sizes_of_shape
 
 # One entry of a canonical index: ":" a whole axis, None a new axis of size 1, a position (drops its axis),
 # or (start, stop, step) with 0 <= start and 0 <= stop <= size.
 Entry: TypeAlias = str | Size | tuple[Size, Size, int] | None
 
 
-@op(view="always", moves=True, scratch=False, dtype_policy="follow")
+@moving(view="always")
 def getitem(x: TensorType, index: Any) -> TensorType:
     """Basic indexing, `x[index]`: positions, slices, None and `...`, one entry for each axis from the first.
 
