@@ -18,7 +18,7 @@ from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol, bounded_work
 from nnfront.errors import LoadError, LowerError
 from nnfront.ir import MAX_DIM_TERMS, IRModule, admissible
-from nnfront.lower import MethodProgram, Program, lower_weights, of_rank, world_of
+from nnfront.lower import Program, lower_weights, of_rank, world_of
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.passes import inline
 from nnfront.passes.base import run_steps
@@ -141,7 +141,7 @@ class Executable:
         Raises LoadError that lists everything that does not fit.
         """
         sources = self._bound(weights, ignored, cast)
-        transforms = self._used_transforms().items()
+        transforms = self.program.used_transforms.items()
         raw: Mapping[str, Any] = sources
         kept = TransformCache(Path(cache), sources) if cache is not None else None
         sources.check_ties(kept.are_equal if kept is not None else None)
@@ -162,7 +162,7 @@ class Executable:
 
         What has the same formula is made and sent once.
         """
-        transforms = self._used_transforms()
+        transforms = self.program.used_transforms
         places = place_weights(self.program, sources.found.dims)
         total = sum(result.size_bytes for result in plan_load(self.program, sources).results)
         there: dict[str, Any] = {}
@@ -202,7 +202,7 @@ class Executable:
 
         Raises LoadError like `load`, and if the module has no transform.
         """
-        transforms = self._used_transforms()
+        transforms = self.program.used_transforms
         if not transforms:
             raise LoadError(
                 "this module has no weight transform",
@@ -216,7 +216,7 @@ class Executable:
     def stream_params(self, weights: Weights, *, cast: bool = False) -> Iterator[tuple[str, Any]]:
         """Yield each result of the weight transform by name as soon as it is made; what the caller lets go of is given back. Tensors left over are ignored."""
         sources = self.named(weights, ["*"], cast)
-        for transform in self._used_transforms().values():
+        for transform in self.program.used_transforms.values():
             yield from stream_transform(transform, sources)
 
     def bind(
@@ -232,7 +232,7 @@ class Executable:
                 details=[f"got {type(transformed).__name__}, expected what transform_params returned"],
                 help="call load(...) with the checkpoint's own weights",
             )
-        transforms = self._used_transforms()
+        transforms = self.program.used_transforms
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
@@ -287,10 +287,6 @@ class Executable:
 
     def __repr__(self) -> str:
         return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"
-
-    def _used_transforms(self) -> dict[str, MethodProgram]:
-        used = {method.transform for method in self.program.methods.values()}
-        return {name: program for name, program in self.program.transforms.items() if name in used}
 
     def check(
         self, checkpoint: Checkpoint, *, ignored: Sequence[str] = (), cast: bool = False

@@ -24,7 +24,6 @@ from nnfront.artefact.tensor_names import (
     renamed,
     tensor_type,
     tensors_of,
-    used_transforms,
     weight_types,
 )
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
@@ -101,7 +100,7 @@ def save_stream(
     Raises LoadError as `write_artefact` does, and if a weight cannot be read.
     """
     ranks = list(zip(programs, sources, strict=True))
-    peaks = (plan_transform(t, source).peak_bytes for p, source in ranks for t in used_transforms(p).values())
+    peaks = (plan_transform(t, source).peak_bytes for p, source in ranks for t in p.used_transforms.values())
     options.plan(max(peaks, default=0))
     dims = sources[0].found.dims
     places = place_weights(programs[0], dims)
@@ -133,7 +132,7 @@ def _types(
         stored: TensorType(tuple(evaluate(size, dims) for size in type.shape), type.dtype)
         for stored, type in _raw_types(program, names).items()
     }
-    for origin, transform in used_transforms(program).items():
+    for origin, transform in program.used_transforms.items():
         found = result_types(transform, weight_dims(transform, source))
         types |= {stored: found[name] for name, stored in names[origin].items()}
         planned = _planned_orders(transform, source)
@@ -218,7 +217,7 @@ def _streamed(program: Program, names: Places, source: BoundWeights) -> Iterator
     for name, stored in names[""].items():
         yield stored, source.tensor(name)
     types = weight_types(program)
-    for origin, transform in used_transforms(program).items():
+    for origin, transform in program.used_transforms.items():
         for name, value in stream_transform(transform, source, only=names[origin]):
             yield names[origin][name], as_tensor(types[origin][name], value)
             del value  # or it would live until the next result is there

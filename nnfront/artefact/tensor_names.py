@@ -48,7 +48,7 @@ def own_tensors(programs: Sequence[Program], places: Places, dims: Mapping[Symbo
     if len(programs) == 1:
         return set()
     own = set()
-    for origin in used_transforms(programs[0]):
+    for origin in programs[0].used_transforms:
         one, two = (
             result_keys(program.transforms[origin], set(places[origin]), lambda name: name, dims)
             for program in programs[:2]
@@ -88,12 +88,6 @@ def is_for(stored: str, rank: int) -> bool:
     """Whether a rank reads a tensor, of an artefact for several."""
     _, _, owner = stored.rpartition("@")
     return owner in (stored, str(rank))
-
-
-def used_transforms(program: Program) -> dict[str, MethodProgram]:
-    """Return the transforms whose results methods read, by name, in the order of the program."""
-    used = {method.transform for method in program.methods.values()}
-    return {name: found for name, found in program.transforms.items() if name in used}
 
 
 def place_weights(program: Program, dims: Mapping[Symbol, int]) -> dict[str, dict[str, str]]:
@@ -146,7 +140,7 @@ def weight_types(program: Program) -> dict[str, dict[str, Type]]:
     for method in program.methods.values():
         raw |= {w.name: w.type for w in method.weights if w.role == "weight" and w.name not in raw}
     types = {"": raw}
-    for name, transform in used_transforms(program).items():
+    for name, transform in program.used_transforms.items():
         types[name] = {n: _type(transform, slot) for n, slot in transform.results.items()}
     for method in program.methods.values():
         results = types.get(method.transform or "", {})

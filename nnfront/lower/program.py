@@ -122,6 +122,12 @@ class Program:
     transforms: Mapping[str, MethodProgram]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def used_transforms(self) -> dict[str, MethodProgram]:
+        """The transforms whose results methods read, by name, in order."""
+        used = {method.transform for method in self.methods.values()}
+        return {name: found for name, found in self.transforms.items() if name in used}
+
     def __str__(self) -> str:
         parts = [str(m) for m in (*self.transforms.values(), *self.methods.values())]
         return f"program for {self.target}\n\n" + "\n\n".join(parts) + "\n"

@@ -56,8 +56,7 @@ def weight_uses(program: Program) -> WeightUses:
     uses = [
         Use(name, name, (name,), tuple(methods)) for (origin, name), methods in readers.items() if not origin
     ]
-    used = {method.transform for method in program.methods.values()}
-    for transform in (t for t in program.transforms.values() if t.name in used):
+    for transform in program.used_transforms.values():
         _want(wanted, wanted_by, transform)
         for name, _, text, sources in formulas(transform):
             uses.append(Use(name, text, sources, tuple(readers.get((transform.name, name), ()))))
