@@ -102,9 +102,8 @@ class Scores:
         if self.sinks is not None:
             z = torch.cat([z, self.sinks.to(q.dtype)[:, None]], 1)
         weights = torch.softmax(z, 1)[:, : k.shape[1]] if z.shape[1] else z
-        weights = weights.masked_fill(
-            (z == -torch.inf).all(1, keepdim=True), 0.0
-        )  # a query that sees nothing
+        # For a query that sees nothing.
+        weights = weights.masked_fill((z == -torch.inf).all(1, keepdim=True), 0.0)
         return torch.einsum("hn,hnd->hd", weights, v)
 
 
@@ -254,9 +253,8 @@ def limited(
 def finish(acc, largest, total, sinks_ptr, head, inside):
     """The rows of y in float32: 0 for a row that sees nothing."""
     if sinks_ptr is not None:
-        sink = (
-            tl.load(sinks_ptr + head, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
-        )  # log2(e)
+        # 1.4427 is log2(e).
+        sink = tl.load(sinks_ptr + head, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
         new = tl.maximum(largest, sink)
         shrink = tl.exp2(largest - new)
         total = total * shrink + tl.exp2(sink - new)

@@ -183,9 +183,8 @@ class Kernel:
     candidates: Callable[..., tuple[Config, ...]] | None = (
         None  # (shape, arch): the configs for this shape, if not all
     )
-    shape_for: Callable[..., Any] = lambda shape, config: (
-        shape
-    )  # (shape, config): the like shape that a config is for
+    # From (shape, config) the like shape that a config is for.
+    shape_for: Callable[..., Any] = lambda shape, config: shape
     groups: tuple[int, ...] = field(default=(0,))  # sizes of quantisation groups along K; 0 is none
 
     @classmethod

@@ -39,9 +39,8 @@ class Report:
     loads: dict[str, int]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, ...
     serialized: bool  # ptxas gave up overlapping wgmma (advisories C7510 and C7511)
     loop: dict[str, int]  # opcodes of the longest innermost loop
-    order: tuple[
-        str, ...
-    ]  # of fetches, loads and stores of global memory, and waits for other launches: FETCH, WAIT, LOAD, STORE, NEXT
+    # Of fetches, loads and stores of global memory, and waits for other launches: FETCH, WAIT, LOAD, STORE, NEXT.
+    order: tuple[str, ...]
 
 
 def report(plan: Plan, arch: str) -> Report:

@@ -195,9 +195,8 @@ def parse_json(data: bytes, *, is_strict: bool = False) -> Any:
     if level:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     if _SURROGATE.search(data):
-        json.dumps(found, ensure_ascii=False).encode(
-            "utf-8"
-        )  # half a character is none: UnicodeEncodeError, a ValueError
+        # Half a character is none: UnicodeEncodeError, a ValueError.
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
     return found
 
 

@@ -115,11 +115,8 @@ def main(args: argparse.Namespace) -> int:
         return _serve_encoder(args, parts)
     llm, limits = loaded(args)
     if not llm.ranks.is_first:
-        for each in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGUSR1,
-        ):  # rank 0 ends in order, and lets this one know
+        # Rank 0 ends in order, and lets this one know.
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(each, signal.SIG_IGN)
         parts.compute_of(llm, limits).follow()
         return 0

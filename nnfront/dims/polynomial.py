@@ -166,9 +166,8 @@ def multiply(a: Form, b: Form) -> Form:
         return scale(b, a[1])
     if not b[0]:
         return scale(a, b[1])
-    _check_length(
-        len(a[0]) * len(b[0])
-    )  # before some are found to be alike, as it is the work that is bounded
+    # Before some are found to be alike, as it is the work that is bounded.
+    _check_length(len(a[0]) * len(b[0]))
     spend(len(a[0]) * len(b[0]))
     terms: dict[Monomial, Coefficient] = {}
     for left, left_value in (*a[0], ((), a[1])):

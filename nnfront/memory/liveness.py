@@ -61,9 +61,8 @@ class Lifetimes:
         self._layouts: dict[int, Layout | None] = {}
         self._held: dict[int, tuple[Allocation, ...]] = {}  # by slot; absent: memory that is not the call's
         self._chunk: Allocation | None = None
-        self._remembered: set[tuple[str, int, int]] = (
-            set()
-        )  # kernels, the bytes that they have left behind, and where
+        # Kernels, the bytes that they have left behind, and where.
+        self._remembered: set[tuple[str, int, int]] = set()
         # Slots whose memory the session holds: weights, constants, what was computed at load, and views of these.
         self._sessions = {i for i, slot in enumerate(method.slots) if slot.kind in ("weight", "constant")}
         self._setup()

@@ -61,9 +61,8 @@ class MultiTokenLM(CausalLM):
     """
 
     def __init__(self, lm: CausalLM, kept: spec.Layer) -> None:
-        self.lm_head = (
-            lm.lm_head
-        )  # first: the head has it too, and a weight is called what it is called first
+        # First: the head has it too, and a weight is called what it is called first.
+        self.lm_head = lm.lm_head
         self.model = lm.model
         self.kept = kept
 

@@ -178,9 +178,8 @@ def _llama3(size: int, given: Mapping[str, Any], max_positions: int) -> Frequenc
     """Long wavelengths divided by `factor`, short ones kept, between them a smooth change. Source: Llama 3.1's configuration."""
     inv_freq = _default(size, given, max_positions).inv_freq
     low, high = given["low_freq_factor"], given["high_freq_factor"]
-    turns = (
-        given["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
-    )  # of a pair over the trained length
+    # The turns of a pair over the trained length.
+    turns = given["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return Frequencies((1 - smooth) * inv_freq / given["factor"] + smooth * inv_freq)
 

@@ -41,9 +41,8 @@ class Frame:
     weights: dict[int, Var] = field(default_factory=dict)
     reads: list[Tensor] = field(default_factory=list)  # the weights of a private function, in parameter order
     layers: list[CacheLayer] = field(default_factory=list)
-    derived: list[str] = field(
-        default_factory=list
-    )  # variables of derived tensors that are attributes of a module
+    # Variables of derived tensors that are attributes of a module.
+    derived: list[str] = field(default_factory=list)
     captured: dict[Var, Var] | None = None  # of the body of a loop: the parameters for what is around it
     kept: list[Any] = field(default_factory=list)  # alive while their ids are keys
 

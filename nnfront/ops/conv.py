@@ -153,9 +153,8 @@ def _convolve(
     x, weight, bias, dtype = *_safe(x, weight, bias), x.dtype
     amounts: int | list[int] = [before for before, _ in padding]
     if any(before != after for before, after in padding):
-        x = F.pad(
-            x, [amount for pair in reversed(padding) for amount in pair]
-        )  # torch pads the last axis first
+        # Torch pads the last axis first.
+        x = F.pad(x, [amount for pair in reversed(padding) for amount in pair])
         amounts = 0
     return function(x, weight, bias, stride, amounts, dilation, groups).to(dtype)
 

@@ -169,9 +169,8 @@ def _(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
     dtype = operands[0].dtype
     if dtype.is_floating_point:
         return torch.einsum(subscripts, *operands)
-    return torch.einsum(subscripts, *[x.long() for x in operands]).to(
-        dtype
-    )  # torch sums some integers as int64
+    # Torch sums some integers as int64.
+    return torch.einsum(subscripts, *[x.long() for x in operands]).to(dtype)
 
 
 def _parse(subscripts: str) -> tuple[list[str], str]:

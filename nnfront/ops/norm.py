@@ -200,10 +200,8 @@ def _(
     channels = x.shape[channel_axis]
     grouped = (*x.shape[:channel_axis], num_groups, channels // num_groups, *x.shape[channel_axis + 1 :])
     y = x.to(wide(x.dtype)).reshape(grouped)
-    reduced = (
-        channel_axis + 1,
-        *[a if a < channel_axis else a + 1 for a in axes],
-    )  # the group axis stands before its channels
+    # The group axis stands before its channels.
+    reduced = (channel_axis + 1, *[a if a < channel_axis else a + 1 for a in axes])
     y = y - y.mean(reduced, keepdim=True)
     y = y * torch.rsqrt(y.square().mean(reduced, keepdim=True) + eps)
     shape = [1] * x.ndim

@@ -184,9 +184,8 @@ def _(
     state = x.new_zeros(batch, heads, size, states, dtype=dtype) if state is None else state
     h = torch.unflatten(state, 1, together)
     steps = torch.unflatten(dt.to(dtype).mT, 1, together)  # [..., tokens]
-    fade = (
-        steps * torch.unflatten(a.to(dtype), 0, together)[..., None]
-    )  # the log of what each token leaves of the state
+    # The log of what each token leaves of the state.
+    fade = steps * torch.unflatten(a.to(dtype), 0, together)[..., None]
     given = torch.unflatten(x.to(dtype).transpose(1, 2), 1, together)
     into = given * steps[..., None]
     write, read = (m.to(dtype).transpose(1, 2)[:, :, None] for m in (b, c))
@@ -268,9 +267,8 @@ def _(
     given, steps, rates, write, read = (m.to(dtype) for m in (x, dt, a, b, c))
     h = x.new_zeros(x.shape[0], *a.shape, dtype=dtype) if state is None else state
     into, y = given * steps, torch.empty_like(given)
-    for first in range(
-        0, x.shape[1], CHUNK
-    ):  # the states of all tokens at once would be as many numbers as the cache of attention
+    # The states of all tokens at once would be as many numbers as the cache of attention.
+    for first in range(0, x.shape[1], CHUNK):
         tokens = slice(first, first + CHUNK)
         left = (steps[:, tokens, :, None] * rates).exp()
         states = into[:, tokens, :, None] * write[:, tokens, None, :]

@@ -92,9 +92,8 @@ def fitted_between(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torc
 def fitted_values(y: torch.Tensor, axis: int, known: QuantFormat) -> tuple[torch.Tensor, ...]:
     """Return places of values, scales of float8_e4m3fn, and factors that are shared by the scales along `axis`, for groups along the last axis."""
     extreme = max(known.values, key=abs)
-    reach = (
-        torch.finfo(torch.float8_e4m3fn).max * TABLE_PLACES[-1] * abs(extreme)
-    )  # of the largest scale that is tried
+    # That of the largest scale that is tried.
+    reach = torch.finfo(torch.float8_e4m3fn).max * TABLE_PLACES[-1] * abs(extreme)
     none = torch.zeros_like(y.sum((axis, -1), keepdim=True))  # of an axis without groups there is no largest
     factor = torch.cat([none, y.abs().amax(-1, keepdim=True) / reach], axis).amax(axis, keepdim=True)
     factor = torch.where(factor == 0, torch.ones_like(factor), factor)

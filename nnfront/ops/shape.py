@@ -220,8 +220,7 @@ def bitcast(x: TensorType, dtype: Dtype) -> TensorType:
 def _(x: torch.Tensor, dtype: str) -> torch.Tensor:
     wanted: torch.dtype = getattr(torch, dtype)
     flat = x.reshape(-1)
-    if (
-        flat.storage_offset() * x.itemsize % wanted.itemsize
-    ):  # torch views no element that begins inside of one
+    # Torch views no element that begins inside of one.
+    if flat.storage_offset() * x.itemsize % wanted.itemsize:
         flat = flat.clone()
     return flat.view(wanted).reshape(*x.shape[:-1], x.shape[-1] * x.itemsize // wanted.itemsize)

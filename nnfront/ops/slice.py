@@ -153,9 +153,8 @@ def _(x: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
 def _python_entry(entry: Any) -> Any:
     if isinstance(entry, str):
         return slice(None)
-    if (
-        isinstance(entry, int) and entry < 0
-    ):  # x[-3] of a dim that turned out to be 2; torch would count from the end again
+    # x[-3] of a dim that turned out to be 2; torch would count from the end again.
+    if isinstance(entry, int) and entry < 0:
         raise RunError(f"getitem: a position lies {-entry} before the first element")
     return slice(*entry) if isinstance(entry, tuple) else entry
 

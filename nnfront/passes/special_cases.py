@@ -169,9 +169,8 @@ def _with_own_cases(name: str, ir: IRModule) -> IRModule:
         for callee in reached(ir, [ir[name]])
         if any(isinstance(e, Call) and e.op is ops.enter_case for e in walk_exprs(ir[callee]))
     ]
-    return (
-        inline.rewrite(ir, inside) if inside else ir
-    )  # of what this pass is given, primitive functions withheld
+    # Of what this pass is given, primitive functions withheld.
+    return inline.rewrite(ir, inside) if inside else ir
 
 
 def _undeclared(method: Function, **more: Any) -> Function:

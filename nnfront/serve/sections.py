@@ -47,9 +47,8 @@ def thoughts_of(template: ChatTemplate) -> Thoughts | None:
             a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, plain, strict=False))
         )
         starts = [head] if before.startswith(head) else []
-        starts.append(
-            re.sub(r"<[^<>]*\Z", "", equal)
-        )  # where the prompt for an answer begins with reasoning itself
+        # Where the prompt for an answer begins with reasoning itself.
+        starts.append(re.sub(r"<[^<>]*\Z", "", equal))
         begin = next(filter(None, (before[len(start) :].strip() for start in starts)), "")
         ends = re.fullmatch(r"(<[^<>]*>|[^<]+)(.*)", end.strip(), re.DOTALL)
         if begin and ends is not None:

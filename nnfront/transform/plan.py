@@ -183,10 +183,8 @@ class _Memory:
             case Run():
                 self.run_op(action)
             case Branch():
-                for part in (
-                    action.then,
-                    action.otherwise,
-                ):  # a bound: as if a branch gave back nothing before its end
+                # A bound: as if a branch gave back nothing before its end.
+                for part in (action.then, action.otherwise):
                     for inner in part.instructions:
                         self.run(Step(inner))
                 self.allocate(action.outputs, 0, self.held(action.reads()))
@@ -222,9 +220,8 @@ class _Memory:
             )
             first = slots[run.inputs[0]].type if run.inputs else None
             if isinstance(first, TensorType) and works_on_rows(run, shape := _shape(first, self.dims)):
-                elements = min(
-                    elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:]))
-                )  # at least a row; parts of results too
+                # At least a row; parts of results too.
+                elements = min(elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:])))
         sizes = [_bytes_of(slots[i].type, self.dims) for i in run.outputs]
         scratch = elements * SCRATCH_BYTES
         if op is not None and op.holds is not None:

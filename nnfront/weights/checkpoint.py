@@ -104,9 +104,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
             return None
         self._states[file], self._folders[file] = state, self._folder
-        if state.size_bytes != header.data_start and not (
-            is_blocks and state.size_bytes > header.data_end
-        ):  # without any data it was meant to have none
+        # Without any data it was meant to have none.
+        if state.size_bytes != header.data_start and not (is_blocks and state.size_bytes > header.data_end):
             problem = length_problems(header, state.size_bytes)
             self.truncated.extend(f"{file.name}: {line}" for line in problem)
         self.metadata |= header.metadata

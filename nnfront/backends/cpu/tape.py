@@ -139,9 +139,8 @@ class TapeStep:
         tokens = {count: evaluate(count, known) for count in self._counts}
         are_ready = [frame[i].has_capacity(tokens[count]) for i, count in self._layers.items()]
         if not all(are_ready) and max(tokens.values()) > 1:
-            are_ready = [False] * len(
-                are_ready
-            )  # what turns one ring over keeps a chunk, with which others have no room either
+            # What turns one ring over keeps a chunk, with which others have no room either.
+            are_ready = [False] * len(are_ready)
         key = (torch.get_num_threads(), *sizes, *are_ready)
         plan = self.plans.get(key)
         if plan is None:

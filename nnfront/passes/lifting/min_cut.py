@@ -37,9 +37,8 @@ def min_cut(
             network.add("load", (node, "made"), _FOREVER)
         for operand in operands[node]:
             network.add((operand, "kept"), (node, "made"), _FOREVER)  # a reader at run time needs it kept
-            network.add(
-                (node, "made"), (operand, "made"), _FOREVER
-            )  # what is made at load has its operands there
+            # What is made at load has its operands there.
+            network.add((node, "made"), (operand, "made"), _FOREVER)
     for node in read:
         network.add((node, "kept"), "run", _FOREVER)
     late = network.side_of_sink("load", "run")
