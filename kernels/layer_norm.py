@@ -23,6 +23,7 @@ from nnfront_kernels import rms_norm
 from nnfront_kernels.common import Kernel, Plan, launcher
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rms_norm import NormShape, plan_rows
+from nnfront_kernels.row_norm import normalised
 
 CONFIGS, DTYPES, accepts, choose = rms_norm.CONFIGS, rms_norm.DTYPES, rms_norm.accepts, rms_norm.choose
 
@@ -39,13 +40,8 @@ def reference(
     """The definition, in float32 or in `compute`: y, or (s, y) with a residual."""
     s = x if residual is None else (x.to(compute) + residual.to(compute)).to(x.dtype)
     wide = s.to(compute)
-    away = wide - wide.mean(-1, keepdim=True)
-    y = away / (away.square().mean(-1, keepdim=True) + eps).sqrt()
-    if weight is not None:
-        y = y * weight.to(compute)
-    if bias is not None:
-        y = y + bias.to(compute)
-    y = y.to(x.dtype)
+    y = normalised(wide - wide.mean(-1, keepdim=True), eps, weight)
+    y = (y if bias is None else y + bias.to(compute)).to(x.dtype)
     return y if residual is None else (s, y)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import split_k
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -28,11 +29,10 @@ from nnfront_kernels.common import (
     taking,
 )
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
-from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.nibbles import unpack
 from nnfront_kernels.quantized import GROUPS, dequantize_int4, require_scales
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, weighted
 from nnfront_kernels.split_k import finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, smallest
 
@@ -45,15 +45,12 @@ def reference(
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
     *,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
-    **epilogue: Any,
+    **options: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    group = x.shape[1] // scales.shape[0]
-    dense = dequantize_int4(w, scales, zeros, group, compute)
-    return Epilogue(**epilogue).reference(normalised(x.to(compute), norm_eps, norm_weight) @ dense.T, x.dtype)
+    dense = dequantize_int4(w, scales, zeros, x.shape[1] // scales.shape[0], compute)
+    return split_k.reference(x, dense, compute=compute, **options)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import split_k
 from nnfront_kernels.common import Config, Kernel, Plan, empties, launcher, require_matrix, row_stride, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
-from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import GROUPS, dequantize_int8, require_scales
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, weighted
 from nnfront_kernels.split_k import depth, finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, smallest
 
@@ -30,14 +30,11 @@ def reference(
     w: torch.Tensor,
     scales: torch.Tensor,
     *,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
-    **epilogue: Any,
+    **options: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    rows = normalised(x.to(compute), norm_eps, norm_weight)
-    return Epilogue(**epilogue).reference(rows @ dequantize_int8(w, scales, compute).T, x.dtype)
+    return split_k.reference(x, dequantize_int8(w, scales, compute), compute=compute, **options)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.

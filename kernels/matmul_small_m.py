@@ -14,31 +14,17 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels import matmul
+from nnfront_kernels import matmul, split_k
 from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, normalised, weighted
+from nnfront_kernels.row_norm import add_squares, norm_example, norm_refusal, weighted
 from nnfront_kernels.split_k import depth, finish_product, part_of_block, plan_product
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
 MOST_ROWS = 64
-
-
-def reference(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    *,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
-    compute: torch.dtype = torch.float32,
-    **options: Any,
-) -> torch.Tensor:
-    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    rows = normalised(x.to(compute), norm_eps, norm_weight)
-    options["out_dtype"] = options.get("out_dtype") or x.dtype
-    return matmul.reference(rows, w, compute=compute, **options)
+reference = split_k.reference
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.

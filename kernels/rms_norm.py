@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
+from nnfront_kernels.row_norm import normalised
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -57,11 +58,7 @@ def reference(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The definition, in float32 or in `compute`: y, or (s, y) with a residual."""
     s = x if residual is None else (x.to(compute) + residual.to(compute)).to(x.dtype)
-    wide = s.to(compute)
-    scaled = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
-    if weight is not None:
-        scaled = scaled * weight.to(compute)
-    y = scaled.to(x.dtype)
+    y = normalised(s.to(compute), eps, weight).to(x.dtype)
     return y if residual is None else (s, y)
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, holding, is_divisible
 from nnfront_kernels.dependent import let_next_start, lines_ahead, overlaps
 from nnfront_kernels.epilogue import Epilogue, write_tile
-from nnfront_kernels.row_norm import divided, require_norm
+from nnfront_kernels.row_norm import divided, normalised, require_norm
 from nnfront_kernels.tiles import MatmulShape, bucket, cdiv
 from nnfront_kernels.walk import tile_at
 
@@ -101,6 +101,22 @@ class Options(Epilogue):
     constant_weights: bool = False
     arch: str | None = None
     config: Config | None = None
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
+    **epilogue: Any,
+) -> torch.Tensor:
+    """The definition of such a kernel, in float32 or in `compute`, of a weight as it is when it is decoded. Takes what `launch` takes."""
+    product = normalised(x.to(compute), norm_eps, norm_weight) @ w.to(compute).T
+    y = Epilogue(**epilogue).reference(product, x.dtype)
+    return y if out is None else out.copy_(y)
 
 
 def plan_product(
