@@ -131,6 +131,11 @@ class If:
     then: Block
     otherwise: Block
 
+    def with_(self, condition: Atom, then: Block, otherwise: Block) -> If:
+        """Return one of these; the same object if they are its own."""
+        is_same = condition is self.condition and then is self.then and otherwise is self.otherwise
+        return self if is_same else If(condition, then, otherwise)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchShape:

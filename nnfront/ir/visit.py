@@ -122,9 +122,7 @@ def map_expr(expr: Expr, atom: Callable[[Atom], Atom], block: Callable[[Block], 
             value = atom(expr.value)
             return expr if value is expr.value else MatchShape(value, expr.type)
         case If():
-            condition, then, otherwise = atom(expr.condition), block(expr.then), block(expr.otherwise)
-            is_same = condition is expr.condition and then is expr.then and otherwise is expr.otherwise
-            return expr if is_same else If(condition, then, otherwise)
+            return expr.with_(atom(expr.condition), block(expr.then), block(expr.otherwise))
         case _:
             return atom(expr)
 

@@ -197,11 +197,7 @@ class Tensor:
     def __len__(self) -> int:
         size = self.shape[0] if self.shape else None
         if not isinstance(size, int):
-            raise TraceError(
-                f"the length of {self!r} is not known when the method is traced",
-                where=outside_place(),
-                help="use x.shape[0]",
-            )
+            raise self._unknown("length", "use x.shape[0]")
         return size
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -210,20 +206,18 @@ class Tensor:
     def __bool__(self) -> bool:
         if isinstance(self.content, torch.Tensor):
             return bool(self.content)
-        raise TraceError(
-            f"the truth of {self!r} is not known when the method is traced",
-            where=outside_place(),
-            help="use op.cond(pred, then, otherwise), op.where, or compare with None using `is`",
+        raise self._unknown(
+            "truth", "use op.cond(pred, then, otherwise), op.where, or compare with None using `is`"
         )
 
     def _number(self) -> Any:
         if isinstance(self.content, torch.Tensor):
             return self.content.item()
-        raise TraceError(
-            f"the value of {self!r} is not known when the method is traced",
-            where=outside_place(),
-            help="compute with ops, or pass the number as a spec.Int argument",
-        )
+        raise self._unknown("value", "compute with ops, or pass the number as a spec.Int argument")
+
+    def _unknown(self, what: str, help: str) -> TraceError:
+        text = f"the {what} of {self!r} is not known when the method is traced"
+        return TraceError(text, where=outside_place(), help=help)
 
     def __float__(self) -> float:
         return float(self._number())

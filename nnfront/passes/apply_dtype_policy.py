@@ -280,10 +280,7 @@ class _Rewriting:
         then, otherwise = self.block(branches.then, None), self.block(branches.otherwise, None)
         if _dtypes(then.result.type) != _dtypes(otherwise.result.type):
             then, otherwise = self.block(branches.then, type), self.block(branches.otherwise, type)
-        is_same = (
-            condition is branches.condition and then is branches.then and otherwise is branches.otherwise
-        )
-        return branches if is_same else If(condition, then, otherwise)
+        return branches.with_(condition, then, otherwise)
 
     def atom(self, atom: Atom) -> Atom:
         """What stands for an operand."""

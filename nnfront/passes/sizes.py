@@ -24,7 +24,6 @@ from nnfront.ir import (
     Provenance,
     Scalar,
     Var,
-    are_same,
     branch_knows,
     canonical_call,
     infer_known,
@@ -86,9 +85,7 @@ class Knowing(Mutator):
         self.facts = branch_knows(condition, self.values, outer)
         then = self.block(expr.then)
         self.facts = outer
-        otherwise = self.block(expr.otherwise)
-        is_same = are_same((condition, then, otherwise), (expr.condition, expr.then, expr.otherwise))
-        return expr if is_same else If(condition, then, otherwise)
+        return expr.with_(condition, then, self.block(expr.otherwise))
 
 
 class Resizer(Knowing):

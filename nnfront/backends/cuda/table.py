@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of CUDA, in the order in which they are asked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
