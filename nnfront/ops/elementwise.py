@@ -88,16 +88,15 @@ remainder = _whole("remainder", _REMAINDER, operator.mod)
 @op(dtype_policy="wide", reference=operator.pow)
 def power(a: OperandType, b: OperandType) -> TensorType:
     """a to the power b. An integer to a negative integer power is refused, at run time if the exponent is a tensor."""
-    shape, dtype = broadcast_operands(a, b)
-    require(dtype != "bool", "not defined for bool", help="cast with astype first")
+    result = _no_bool(a, b)
     if isinstance(b, ScalarType) and isinstance(b.value, int) and b.value < 0:
         require(
-            dtypes.is_float(dtype),
+            dtypes.is_float(result.dtype),
             "an integer to the power {} is not an integer",
             b.value,
             help="cast with astype first",
         )
-    return TensorType(shape, dtype)
+    return result
 
 
 maximum = _extreme("maximum", "The larger of two; NaN if either is NaN.", of_tensors(torch.maximum))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -15,7 +16,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from nnfront.serve.engine import Engine
-from nnfront.serve.stats import Histogram
 
 PREFIX = "nnfront:"
 
@@ -46,10 +46,6 @@ class EngineMetrics(Collector):
             ),
             ("snapshot_bytes", "Copies of recurrent states behind chunks of prompts", now["snapshot_bytes"]),
         ]
-        for name, about, value in gauges:
-            gauge = GaugeMetricFamily(PREFIX + name, about, labels=["model_name"])
-            gauge.add_metric(label, value)
-            yield gauge
         counters = [
             ("num_preemptions", "Requests that gave their pages back and began again", now["preemptions"]),
             (
@@ -63,10 +59,11 @@ class EngineMetrics(Collector):
             ("spec_decode_num_draft_tokens", "Tokens that were guessed", now["drafted"]),
             ("spec_decode_num_accepted_tokens", "Tokens that were guessed right", now["accepted"]),
         ]
-        for name, about, value in counters:
-            counter = CounterMetricFamily(PREFIX + name, about, labels=["model_name"])
-            counter.add_metric(label, value)
-            yield counter
+        for kind, numbers in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, about, value in numbers:
+                number = kind(PREFIX + name, about, labels=["model_name"])
+                number.add_metric(label, value)
+                yield number
         ends = CounterMetricFamily(
             PREFIX + "request_success", "Requests that ended", labels=["model_name", "finished_reason"]
         )
@@ -83,12 +80,7 @@ class EngineMetrics(Collector):
             ("iteration_tokens_total", "Tokens computed in a step", stats.step_tokens),
         ]:
             family = HistogramMetricFamily(PREFIX + name, about, labels=["model_name"])
-            family.add_metric(label, list(_cumulated(histogram)), histogram.sum)
+            bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+            counts = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric(label, counts, histogram.sum)
             yield family
-
-
-def _cumulated(histogram: Histogram) -> Iterator[tuple[str, float]]:
-    total = 0
-    for bound, count in zip([*map(float, histogram.bounds), float("inf")], histogram.counts, strict=True):
-        total += count
-        yield ("+Inf" if bound == float("inf") else str(bound)), total
