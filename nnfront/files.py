@@ -151,9 +151,7 @@ class Folder:
 
     def _may_lead_to(self, found: str) -> bool:
         homes = [Path(self._home)]
-        for folder in homes[0].parents:
-            if folder.name == "snapshots":
-                homes.append(folder.parent / "blobs")
+        homes += [folder.parent / "blobs" for folder in homes[0].parents if folder.name == "snapshots"]
         return any(Path(found).is_relative_to(home) for home in homes)
 
 

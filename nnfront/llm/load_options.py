@@ -103,8 +103,7 @@ def session_on(files: ArtefactFiles, device: str, ranks: Ranks = ALONE) -> Sessi
     made_of = hashlib.sha256(files.manifest.text().encode()).hexdigest()
     ranks.agree({"nnfront": nnfront.__version__, "torch": torch.__version__, "the artefact": made_of[:12]})
     with ranks.together():
-        session = session_of(files, wanted.number, rank=ranks.rank, ranks=ranks.world)
-    return session
+        return session_of(files, wanted.number, rank=ranks.rank, ranks=ranks.world)
 
 
 def weights_again(

@@ -151,7 +151,7 @@ class Trace:
             for layer, handle in handles:
                 layer.handle = handle
             with builder.block() as bindings:
-                structure, leaves = flatten(run(), _is_leaf)
+                structure, leaves = flatten(run(), lambda x: isinstance(x, (Tensor, Object, torch.Tensor)))
                 traced.append(
                     (
                         bindings,
@@ -338,7 +338,3 @@ class Trace:
                 f"attribute {what!r} of {path or 'the module'} changes while the method is traced",
                 help="export leaves a module as it was: return the value, or compute it in __init__",
             )
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, (Tensor, Object, torch.Tensor))

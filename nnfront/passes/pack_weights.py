@@ -276,11 +276,6 @@ def _int4(format: QuantFormat) -> Packing | None:
     return {"weight": pack, **transposed}, {"weight": unpack, **transposed}
 
 
-def _of_norm(layout: WeightLayout) -> WeightLayout:
-    """The same with a norm of the rows before the product."""
-    return WeightLayout(OF_NORM + layout.of, OF_NORM + layout.region, layout.packing)
-
-
 _PLAIN = (_quantized(_int8, "int8"), _quantized(_int4, "int4", "uint4"))
 _PRODUCTS = (
     WeightLayout("gated_product", "interleaved_product", _gated_product),
@@ -292,7 +287,8 @@ LAYOUTS = {
     for layout in (
         WeightLayout("experts", "interleaved_experts", _gated_experts),
         *_PRODUCTS,
-        *map(_of_norm, _PRODUCTS),
+        # The same with a norm of the rows before the product.
+        *(WeightLayout(OF_NORM + each.of, OF_NORM + each.region, each.packing) for each in _PRODUCTS),
     )
 }
 """By the region whose kernels want them. A product of float8 weights wants them as they are, a gated one in turn."""

@@ -20,6 +20,7 @@ from nnfront.errors import LoadError
 from nnfront.ir import OPS
 from nnfront.lower import MethodProgram, Part, Run, Slot, TensorType
 from nnfront.transform.formula import formulas
+from nnfront.transform.run import shape_of
 
 Dims: TypeAlias = Mapping[Symbol, int]
 Tensors: TypeAlias = Sequence[torch.Tensor]
@@ -134,10 +135,6 @@ def _dims(slots: Sequence[Slot], values: Mapping[int, torch.Tensor]) -> Dims:
     return solve(list(dict.fromkeys(equations)))
 
 
-def _shape(type: TensorType, dims: Dims) -> list[int]:
-    return [evaluate(size, dims) for size in type.shape]
-
-
 def _concat(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors | None:
     if len({type.dtype for type in types}) > 1:
         return None
@@ -164,7 +161,7 @@ def _flip(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
 
 
 def _reshape(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
-    return [results[0].reshape(_shape(types[0], dims))]
+    return [results[0].reshape(shape_of(types[0], dims))]
 
 
 def _astype(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors | None:
@@ -184,7 +181,7 @@ def holds(wide: str, narrow: str) -> bool:
 def _shard(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     """A weight of which each rank has a part. All ranks call it; on the meta device, where it is only asked what is lost, one alone may."""
     (mine,), axis, world = results, run.attrs["axis"], run.attrs["world"]
-    whole = torch.empty(_shape(types[0], dims), dtype=mine.dtype, device=mine.device)
+    whole = torch.empty(shape_of(types[0], dims), dtype=mine.dtype, device=mine.device)
     if mine.is_meta:
         return [whole]
     for rank, part in enumerate(OPS["all_gather"].run([mine[None]], {"axis": 0, "world": world})):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.dims import Symbol, evaluate
+from nnfront.dims import Symbol
 from nnfront.ir import OPS
 from nnfront.lower import (
     ONE_PIECE,
@@ -27,7 +27,7 @@ from nnfront.lower import (
 )
 from nnfront.transform.blockwise import BLOCK_ELEMENTS, works_on_rows
 from nnfront.transform.formula import formulas
-from nnfront.transform.run import weight_dims
+from nnfront.transform.run import shape_of, weight_dims
 from nnfront.transform.schedule import Fetch, Give, Step, schedule
 from nnfront.transform.source import Source, as_source
 
@@ -147,7 +147,7 @@ def plan_load(program: Program, source: Source | Mapping[str, torch.Tensor]) -> 
 def _bytes_of(type: Any, dims: Mapping[Symbol, int]) -> int:
     if not isinstance(type, TensorType):
         return 0
-    return prod(_shape(type, dims)) * dtypes.size_bytes(type.dtype)
+    return prod(shape_of(type, dims)) * dtypes.size_bytes(type.dtype)
 
 
 class _Memory:
@@ -219,7 +219,7 @@ class _Memory:
                 (_elements(slots[i].type, self.dims) for i in (*run.inputs, *run.outputs)), default=0
             )
             first = slots[run.inputs[0]].type if run.inputs else None
-            if isinstance(first, TensorType) and works_on_rows(run, shape := _shape(first, self.dims)):
+            if isinstance(first, TensorType) and works_on_rows(run, shape := shape_of(first, self.dims)):
                 # At least a row; parts of results too.
                 elements = min(elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:])))
         sizes = [_bytes_of(slots[i].type, self.dims) for i in run.outputs]
@@ -268,8 +268,4 @@ class _Memory:
 
 
 def _elements(type: Any, dims: Mapping[Symbol, int]) -> int:
-    return prod(_shape(type, dims)) if isinstance(type, TensorType) else 0
-
-
-def _shape(type: TensorType, dims: Mapping[Symbol, int]) -> list[int]:
-    return [evaluate(size, dims) for size in type.shape]
+    return prod(shape_of(type, dims)) if isinstance(type, TensorType) else 0

@@ -123,10 +123,15 @@ def _dim_slots(program: MethodProgram) -> Iterator[tuple[Symbol, int]]:
             yield from instruction.defines
 
 
+def shape_of(type: TensorType, dims: Mapping[Symbol, int]) -> list[int]:
+    """The shape of a tensor with numbers for its dims."""
+    return [evaluate(size, dims) for size in type.shape]
+
+
 def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[Symbol, int]) -> torch.Tensor:
     type = program.slots[fetch.slot].type
     assert isinstance(type, TensorType), f"weight {fetch.names} is no tensor"
-    names, shape = fetch.names, [evaluate(size, dims) for size in type.shape]
+    names, shape = fetch.names, shape_of(type, dims)
     if fetch.part is not None:
         axis = fetch.part.axis
         part = source.part(names[0], axis, fetch.part.ranges(int(source.info(names[0]).shape[axis])))

@@ -53,9 +53,8 @@ def _norm_of_sum(run: Run, context: Context) -> str:
     y, *operands = (context.tensor(slot) for slot in (run.outputs[0], x, residual))
     if not all(_is_like(operand, y) for operand in operands):
         return "an operand of the sum is broadcast or converted"
-    if "normalized_shape" not in run.attrs:
-        if not context.is_none(bias):
-            return "the norm has a bias"
+    if "normalized_shape" not in run.attrs and not context.is_none(bias):
+        return "the norm has a bias"
     return _norm_accepts(run, context, y, {"weight": weight, "bias": bias})
 
 
