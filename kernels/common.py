@@ -197,9 +197,7 @@ class Kernel:
         accepts = taking(file["DTYPES"])(lambda *_: None)
         assumed = {"accepts": accepts, "choose": lambda *_: configs[0], "shared_bytes": lambda _: 0}
         record = {"name": own, "dtypes": file["DTYPES"], **assumed, **defined, **more}
-        archs = {
-            arch: fitted(of_family(table, arch), arch, record["shared_bytes"]) for arch in of_archs(table)
-        }
+        archs = {arch: fitted(these, arch, record["shared_bytes"]) for arch, these in of_archs(table).items()}
         return cls(**record, configs=archs)
 
     def settle(
@@ -211,14 +209,10 @@ class Kernel:
         return arch, config or self.choose(shape, dtype, arch)
 
 
-def of_archs(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The archs for which a table has configs, their own or those of their family."""
-    return tuple(name for name, arch in ARCHS.items() if name in table or arch.family in table)
-
-
-def of_family(table: Mapping[str, Any], arch: str) -> Any:
-    """What a table has for an arch, or for its family."""
-    return table.get(arch) or table[ARCHS[arch].family]
+def of_archs(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table has for each arch, its own or that of its family; archs for which it has neither are left out."""
+    found = {name: table.get(name) or table.get(arch.family) for name, arch in ARCHS.items()}
+    return {name: own for name, own in found.items() if own is not None}
 
 
 def fitted(
