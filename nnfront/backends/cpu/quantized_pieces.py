@@ -138,6 +138,11 @@ def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multi
     return multiply
 
 
+def _fp8(format: QuantFormat) -> Multiply:
+    """float8_e4m3fn with a float32 scale for each output."""
+    return scaled(float8.decode)
+
+
 def _int8(format: QuantFormat) -> Multiply:
     """int8 with a scale for each output.
 
@@ -163,9 +168,14 @@ def _int8(format: QuantFormat) -> Multiply:
     return multiply
 
 
-def _by(dequantized: Callable[..., torch.Tensor]) -> Callable[[QuantFormat], Multiply]:
-    """Products with pieces that `dequantized(format, weight, scales, zeros, dtype)` makes."""
-    return lambda format: in_pieces(partial(dequantized, format))
+def _grouped(format: QuantFormat) -> Multiply:
+    """int8, or two 4-bit integers in a byte, with a scale for each group of columns, and with or without zero points."""
+    return in_pieces(partial(dequantized, format))
+
+
+def _by_ops(format: QuantFormat) -> Multiply:
+    """Weights in any format, by what the ops' references make of them."""
+    return in_pieces(partial(dequantized_by_ops, format))
 
 
 def in_pieces(dequantized: Callable[..., torch.Tensor], most: int | None = None) -> Multiply:
@@ -199,10 +209,7 @@ def dequantized(
     zeros: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of quantised values is exact there.
-
-    Of bytes, or two 4-bit integers in a byte, with a scale for each group of columns, and with or without zero points.
-    """
+    """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of quantised values is exact there."""
     quantized = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
     wide = quantized.to(scales.dtype)
     del quantized
@@ -252,13 +259,15 @@ def _by_ops_pieces(format: QuantFormat, x: Layout, scales: Layout | None, output
     return (4 * 4 + 2 + x.item) * decoded + x.item * product
 
 
+def _from_tables(format: QuantFormat) -> Multiply:
+    """Two elements in a byte, with a scale for each group of columns, both places in tables."""
+    return in_pieces(partial(looked_up, format))
+
+
 def looked_up(
     format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """values[weight] * scale_values[scales], or values[weight] * scales; made in float32 and rounded once where it is not exact in the dtype.
-
-    Of two elements in a byte, with a scale for each group of columns.
-    """
+    """values[weight] * scale_values[scales], or values[weight] * scales; made in float32 and rounded once where it is not exact in the dtype."""
     wide = torch.float32 if _is_rounded(format, dtype) else dtype
     pairs, powers = _tables(format, wide)
     # Both values of a byte are moved at once.
@@ -341,13 +350,13 @@ _TABLES = "small batches: a kernel that reads quantised values, and finds what t
 _BLOCKS = "small batches: a kernel that reads blocks; larger ones: dequantised piece by piece"
 DECODINGS = (
     Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
-    Decoding("int8_groups", ("int8",), _GROUPS, _by(dequantized), _grouped_pieces, any_groups=True),
-    Decoding("int4", ("int4", "uint4"), _GROUPS, _by(dequantized), _grouped_pieces, any_groups=True),
-    Decoding("fp8", ("fp8",), _DECODED, lambda _: scaled(float8.decode), _fp8_pieces),
-    Decoding("fp8_groups", ("fp8",), _GROUPS, _by(dequantized), _grouped_pieces, any_groups=True),
-    Decoding("mxfp4", ("mxfp4",), _TABLES, _by(looked_up), _table_pieces),
-    Decoding("blocks", BLOCK_FORMATS, _BLOCKS, _by(dequantized_by_ops), _by_ops_pieces),
-    Decoding("table4", ("nvfp4", "nl4"), _TABLES, _by(looked_up), _table_pieces),
+    Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
+    Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
+    Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
+    Decoding("fp8_groups", ("fp8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
+    Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
+    Decoding("blocks", BLOCK_FORMATS, _BLOCKS, _by_ops, _by_ops_pieces),
+    Decoding("table4", ("nvfp4", "nl4"), _TABLES, _from_tables, _table_pieces),
 )
-BY_OPS = Decoding("by_ops", (), "dequantised piece by piece", _by(dequantized_by_ops), _by_ops_pieces)
+BY_OPS = Decoding("by_ops", (), "dequantised piece by piece", _by_ops, _by_ops_pieces)
 """For formats that none of these takes; no product of one weight is made so."""
