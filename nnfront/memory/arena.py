@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ALIGNMENT = 64
+TRIES = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,7 @@ class Arena:
     """
 
     pieces: list[Piece] = field(default_factory=list)
+    alive_at_once: int = 0
     _alive: dict[Piece, None] = field(default_factory=dict)
 
     def take(self, count: int) -> Piece:
@@ -33,6 +35,7 @@ class Arena:
         for other in self._alive:
             other.beside.append(piece)
         self._alive[piece] = None
+        self.alive_at_once = max(self.alive_at_once, sum(p.bytes for p in self._alive))
         self.pieces.append(piece)
         return piece
 
@@ -49,14 +52,33 @@ class Arena:
     def place(self) -> int:
         """Give each piece its offset, the lowest that nothing beside it has. Return how large the memory has to be.
 
-        What is large and beside much is first: what is small finds gaps. So the memory is seldom more than what is alive at once.
+        What is large and beside much is first: what is small finds gaps. While that takes more than what is alive at once, what ends last is first in one more try, of a few.
         """
-        size = 0
-        for piece in sorted(self.pieces, key=lambda piece: -piece.bytes * len(piece.beside)):
-            offset = 0
-            for other in sorted((p for p in piece.beside if p.offset >= 0), key=lambda p: p.offset):
-                if offset + piece.bytes <= other.offset:
-                    break
-                offset = max(offset, other.offset + other.bytes)
-            piece.offset, size = offset, max(size, offset + piece.bytes)
-        return size
+        order, tries = sorted(self.pieces, key=lambda piece: -piece.bytes * len(piece.beside)), []
+        for _ in range(TRIES):
+            size = _place(order)
+            tries.append((size, [piece.offset for piece in self.pieces]))
+            if size == self.alive_at_once:
+                break
+            last = max(order, key=lambda piece: piece.offset + piece.bytes)
+            order.remove(last)
+            order.insert(0, last)
+        least, offsets = min(tries)
+        for piece, offset in zip(self.pieces, offsets, strict=True):
+            piece.offset = offset
+        return least
+
+
+def _place(pieces: list[Piece]) -> int:
+    """Give pieces their offsets in this order. Return how large the memory has to be."""
+    size = 0
+    for piece in pieces:
+        piece.offset = -1
+    for piece in pieces:
+        offset = 0
+        for other in sorted((p for p in piece.beside if p.offset >= 0), key=lambda p: p.offset):
+            if offset + piece.bytes <= other.offset:
+                break
+            offset = max(offset, other.offset + other.bytes)
+        piece.offset, size = offset, max(size, offset + piece.bytes)
+    return size

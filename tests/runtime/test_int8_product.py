@@ -82,7 +82,8 @@ class Case:
 def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
     name, group = data.draw(st.sampled_from(WAYS))
     columns = group * data.draw(st.integers(1, 9)) if group else data.draw(st.integers(1, 1100))
-    rows, outputs = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 13, 16, 31])), data.draw(st.integers(1, 37))
+    rows = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 13, 16, 31]))
+    outputs = data.draw(st.integers(1, 37))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
     case = Case(name, group, rows, columns, outputs, is_wide=data.draw(st.booleans()))
     bias = torch.randn(outputs).bfloat16() if data.draw(st.booleans()) else None
