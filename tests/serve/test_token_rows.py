@@ -58,6 +58,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load
 
 
+def only_where_rows_are_alike(llm: nn.LLM, quant: Any) -> None:
+    """Matrix tiles add up rows of a quantised weight in another order than is done for a few of them; servers know, and do not mix tokens then."""
+    if not llm.session.backend.packs(llm.session.program.methods[STEP], 64):
+        assert NATIVE.has_tiles()
+        assert quant in QUANTS
+        pytest.skip("the processor has matrix tiles, and the weights are quantised")
+
+
 def texts(vocab: int) -> list[list[int]]:
     random_ = random.Random(2)
     return [[random_.randrange(2, vocab) for _ in range(count)] for count in LONG]
@@ -108,6 +116,7 @@ def test_every_token_has_the_bits_that_it_has_alone_however_sequences_are_cut(
     loaded: Any, model_type: str, quant: Any
 ) -> None:
     llm = loaded(model_type, quant=quant)
+    only_where_rows_are_alike(llm, quant)
     known = texts(90)
     expected = one_by_one(llm, known)
     for seed in range(6):
@@ -180,6 +189,7 @@ def test_texts_are_those_of_each_alone_whatever_a_step_has_room_for(
     loaded: Any, model_type: str, quant: str | None, spec: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, random_ = loaded(model_type, quant=quant), random.Random(1)
+    only_where_rows_are_alike(llm, quant)
     # Pages are wanted back where answers grow beside each other.
     wanted = [(prompt, replace(params, max_tokens=46)) for prompt, params in requests(9, 90)]
     with Engine(llm, replace(LIMITS, remembers=False, max_num_seqs=1)) as engine:

@@ -27,6 +27,7 @@ from nnfront.backends.cpu import (
     weight_layout,
 )
 from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
+from nnfront.backends.cpu.gemv import MOST_ROWS
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -127,7 +128,8 @@ def _is_by_rows(run: Run, method: MethodProgram, rows: int) -> bool:
         return True
     if run.kernel not in WRITERS:
         return False
-    sizes = ({"batch": count} for count in (1, rows))
+    # What takes few rows alone may have another order of sums for one of them.
+    sizes = ({"batch": count} for count in (1, max(rows, MOST_ROWS + 1)))
     return not any(refusal(WRITERS[run.kernel], run, method.slots, known) for known in sizes)
 
 
