@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of rows with a bfloat16 weight, of a few at the speed of memory.
 
-Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with
-AVX512_BF16). `c/products.c` reaches nine tenths of it; of several rows it stays there where the processor has tiles (AMX_BF16: 16 rows take as long
-as one), and comes as far as the arithmetic allows, with the same sums for a row however many there are. Where that was not built, torch's own kernel for one row is next: it widens before it
-multiplies, and reaches three quarters or a little more. Torch has it behind a switch that turns oneDNN off for the whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
-out the argument types: where a build of torch has another kernel, the name is missing.
+Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with AVX512_BF16). `c/products.c` reaches
+nine tenths of it, with the same sums for a row however many there are. Where that was not built, torch's own kernel for one row is next, which widens before it multiplies: three quarters.
+Torch has it behind a switch that turns oneDNN off for the whole process, hence it is called by its symbol. The mangled name spells out the argument types:
+where a build has another kernel, it is missing.
 """
 
 from __future__ import annotations

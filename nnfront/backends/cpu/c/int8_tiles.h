@@ -10,17 +10,10 @@ enum {
     FEW_TILED = 64,   // rows that are near anyway
 };
 
-// Let tiles 0 and 1 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by so many columns.
-TILED INLINE void use_tiles_of(const int columns) {
-    static const struct {
-        uint8_t palette, start, zeros[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shapes[2] = {
-        {.palette = 1, .bytes = {64, 64, 0, 0, 32, 32, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 8, 8}},
-        {.palette = 1, .bytes = {64, 64, 0, 0, 64, 64, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 16, 16}},
-    };
-    _tile_loadconfig(&shapes[columns == IN_TILE]);
+// Let tiles 0 and 1 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by half as many columns.
+TILED INLINE void use_half_tiles(void) {
+    static const Shapes half = {.palette = 1, .bytes = {64, 64, 0, 0, 32, 32, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 8, 8}};
+    _tile_loadconfig(&half);
 }
 
 // The products of a part, whose columns begin at `x` and `weight`.
@@ -80,7 +73,7 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
     Floats scales[TOGETHER][CHUNK / 32], offsets[TOGETHER][CHUNK / 32];
     float sums[TOGETHER][NEAR_ROWS * FLOATS];
     const int together = rows > FEW_TILED ? TOGETHER : 1;
-    use_tiles_of(p->length < IN_TILE ? 32 : IN_TILE);
+    if (p->length < IN_TILE) use_half_tiles(); else use_whole_tiles();
     for (; vector < last; vector += together)
         for (Py_ssize_t from = 0; from < rows; from += NEAR_ROWS) {
             const Py_ssize_t to = rows - from < NEAR_ROWS ? rows : from + NEAR_ROWS;

@@ -23,45 +23,12 @@ typedef struct {
     Py_ssize_t steps;     // of LANES columns
 } Many;
 
-// The columns of 16 vectors of 16 become their rows.
-TILED INLINE void turn_over(__m512i *rows) {
-    __m512i by[4][4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m512i *from = rows + 4 * i;
-        const __m512i low = _mm512_unpacklo_epi32(from[0], from[1]), high = _mm512_unpackhi_epi32(from[0], from[1]);
-        const __m512i next_low = _mm512_unpacklo_epi32(from[2], from[3]), next_high = _mm512_unpackhi_epi32(from[2], from[3]);
-        by[0][i] = _mm512_unpacklo_epi64(low, next_low), by[1][i] = _mm512_unpackhi_epi64(low, next_low);
-        by[2][i] = _mm512_unpacklo_epi64(high, next_high), by[3][i] = _mm512_unpackhi_epi64(high, next_high);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        const __m512i even = _mm512_shuffle_i32x4(by[j][0], by[j][1], 0x88), odd = _mm512_shuffle_i32x4(by[j][0], by[j][1], 0xDD);
-        const __m512i next_even = _mm512_shuffle_i32x4(by[j][2], by[j][3], 0x88), next_odd = _mm512_shuffle_i32x4(by[j][2], by[j][3], 0xDD);
-        rows[j] = _mm512_shuffle_i32x4(even, next_even, 0x88), rows[8 + j] = _mm512_shuffle_i32x4(even, next_even, 0xDD);
-        rows[4 + j] = _mm512_shuffle_i32x4(odd, next_odd, 0x88), rows[12 + j] = _mm512_shuffle_i32x4(odd, next_odd, 0xDD);
-    }
-}
-
-// Bring pairs of tiles of x into their order, [pair, step, tile of the pair, pair of columns, row], zero where x has no rows and columns.
+// Bring pairs of tiles of x into their order, [pair, step, tile of the pair, pair of columns, row].
 TILED static void pack_pairs(const void *given, Py_ssize_t at, Py_ssize_t end) {
     const Many *m = given;
-    const Product *p = &m->product;
     const __m512i order = order_of_columns(m->how != AS_IT_IS && is_spread((Stored)m->how));
     for (Py_ssize_t tile = 2 * at; tile < 2 * end; tile++)
-        for (Py_ssize_t step = 0; step < m->steps; step++) {
-            const Py_ssize_t left = p->columns - step * LANES;
-            const __mmask32 mask = left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1;
-            const uint16_t *x = p->x + tile * SIDE * p->columns + step * LANES;
-            uint16_t *to = m->packed + ((tile / 2 * m->steps + step) * 2 + tile % 2) * TILE;
-            __m512i values[SIDE];
-#pragma GCC unroll 16
-            for (int row = 0; row < SIDE; row++)
-                values[row] = tile * SIDE + row < p->rows ? _mm512_permutexvar_epi16(order, _mm512_maskz_loadu_epi16(mask, x + row * p->columns)) : _mm512_setzero_si512();
-            turn_over(values);
-#pragma GCC unroll 16
-            for (int pair = 0; pair < SIDE; pair++) _mm512_storeu_si512(to + pair * LANES, values[pair]);
-        }
+        for (Py_ssize_t step = 0; step < m->steps; step++) pack_tile(&m->product, tile, step, order, m->packed + ((tile / 2 * m->steps + step) * 2 + tile % 2) * TILE);
 }
 
 // Add to four tiles of sums, or make them, what `steps` steps of a panel and a pair of tiles of x give.
@@ -128,18 +95,19 @@ TILED INLINE void finish_pair(const Product *p, const float *sums, Py_ssize_t at
     }
 }
 
+// What a row of a panel of outputs from `at` on is in a weight: gates, then what they are multiplied with.
+INLINE const uint16_t *row_of_panel(const Product *p, Py_ssize_t at, int row) {
+    const int each = p->is_gated ? SIDE : PAIR;
+    return p->weight + (row / each * p->outputs + at + row % each) * p->columns;
+}
+
 // The columns `begin` to `end` of `there` outputs from `at` on into a panel, zero to the end of a step.
 TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int there, Py_ssize_t begin, Py_ssize_t end, uint16_t *panel) {
     if (how == AS_IT_IS) {
-        const Product *p = &m->product;
-        for (int half = 0; half < 1 + p->is_gated; half++)
-            for (int output = 0; output < there; output++) {
-                const uint16_t *from = p->weight + (half * p->outputs + at + output) * p->columns + begin;
-                uint16_t *to = panel + (half * SIDE + output) * NEXT;
-                for (Py_ssize_t i = 0; i < end - begin; i += LANES) {
-                    const Py_ssize_t left = end - begin - i;
-                    _mm512_storeu_si512(to + i, _mm512_maskz_loadu_epi16(left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1, from + i));
-                }
+        for (int row = 0; row < PAIR; row++, panel += NEXT)
+            for (Py_ssize_t i = 0; i < end - begin && row % (m->product.is_gated ? SIDE : PAIR) < there; i += LANES) {
+                const __mmask32 mask = end - begin - i < LANES ? ((__mmask32)1 << (end - begin - i)) - 1 : (__mmask32)-1;
+                _mm512_storeu_si512(panel + i, _mm512_maskz_loadu_epi16(mask, row_of_panel(&m->product, at, row) + begin + i));
             }
         return;
     }
@@ -152,11 +120,8 @@ TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int th
 
 // Have the `part`-th of `parts` of the same columns of the next outputs, from `at` on, come nearer.
 TILED INLINE void fetch_panel(const Product *p, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t part, Py_ssize_t parts) {
-    const int each = p->is_gated ? SIDE : PAIR;
-    for (Py_ssize_t row = PAIR * part / parts; row < PAIR * (part + 1) / parts; row++) {
-        const char *from = (const char *)(p->weight + (row / each * p->outputs + at + row % each) * p->columns);
-        for (Py_ssize_t byte = 2 * begin; byte < 2 * end; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
-    }
+    for (int row = (int)(PAIR * part / parts); row < PAIR * (part + 1) / parts; row++)
+        for (Py_ssize_t i = begin; i < end; i += LANES) _mm_prefetch((const char *)(row_of_panel(p, at, row) + i), _MM_HINT_T1);
 }
 
 TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end) {

@@ -159,9 +159,8 @@ static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_
 
 // Bring x into the order of tiles, from `to` on, where these are used. Returns where it ends.
 static uint16_t *pack(Product *p, Py_ssize_t with_tiles, uint16_t *to) {
-    const bool is_tiled = with_tiles && has_tiles();
-    p->packed = is_tiled ? to : NULL;
-    return is_tiled ? pack_for_tiles(p, false, to) : to;
+    p->packed = with_tiles && has_tiles() ? to : NULL;
+    return p->packed ? pack_for_tiles(p, false, to) : to;
 }
 
 static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads, uint16_t *work) {

@@ -278,18 +278,7 @@ static const char *multiply_dequantized(const struct multiply_dequantized *n) {
     const char *why = unlike((Stored)n->stored, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
     if (!n->together) return refused("rows to multiply together, got 0");
-    if (has_tiles()) {
-        multiply_dequantized_by_tiles(n);
-        return NULL;
-    }
-    struct multiply_quantized row = {
-        .stored = n->stored, .rows = 1, .columns = n->columns, .outputs = n->outputs, .groups = n->groups, .scale_kind = n->scale_kind, .values0 = n->values0,
-        .values1 = n->values1, .values2 = n->values2, .values3 = n->values3, .threads = n->threads, .unit = n->unit, .quantized = n->quantized, .scales = n->scales,
-        .zeros = n->zeros, .bias = n->bias, .work = n->work,
-    };
-    for (Py_ssize_t i = 0; i < n->rows; i++) {
-        row.x = (const uint16_t *)n->x + i * n->columns, row.y = (uint16_t *)n->y + i * n->outputs;
-        multiply_quantized(&row);
-    }
+    if (!has_tiles()) return refused("matrix tiles, this processor has none");
+    multiply_dequantized_by_tiles(n);
     return NULL;
 }

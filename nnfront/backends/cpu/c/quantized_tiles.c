@@ -32,35 +32,6 @@ INLINE bool has_sums(const Stored how) { return how == Q4_K || how == Q5_K || ha
 // Whether of each step every fourth column is multiplied after the other, which is the order in which bits come apart.
 INLINE bool is_spread(const Stored how) { return how == Q6_K || (how >= INT4_GROUPS && how <= VALUES4); }
 
-// Tiles of x times one of a weight, a step of LANES columns.
-TILED INLINE void multiply_step(const uint16_t *weight, const uint16_t *x, const int tiles) {
-    _tile_loadd(4, weight, 2 * LANES);
-#define STEP(tile, with) \
-    if (tiles > tile) { \
-        _tile_loadd(with, x + tile * TILE, 2 * LANES); \
-        _tile_dpbf16ps(tile, 4, with); \
-    }
-    STEP(0, 5) STEP(1, 6) STEP(2, 5) STEP(3, 6)
-#undef STEP
-}
-
-TILED INLINE void zero_tiles(const int tiles) {
-    _tile_zero(0);
-    if (tiles > 1) _tile_zero(1);
-    if (tiles > 2) _tile_zero(2);
-    if (tiles > 3) _tile_zero(3);
-}
-
-TILED INLINE void store_tiles(float *to, const int tiles) {
-    _tile_stored(0, to, 4 * SIDE);
-    if (tiles > 1) _tile_stored(1, to + SIDE * SIDE, 4 * SIDE);
-    if (tiles > 2) _tile_stored(2, to + 2 * SIDE * SIDE, 4 * SIDE);
-    if (tiles > 3) _tile_stored(3, to + 3 * SIDE * SIDE, 4 * SIDE);
-}
-
-// Compilers do not know that tiles are loaded from memory and stored to it.
-INLINE void order_memory(void) { __asm__ volatile("" : : : "memory"); }
-
 // LANES quantised values of 8 bits of an output as bfloat16, or the first of them that `there` marks.
 TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const uint8_t *quantized, __mmask32 there) {
     const __m256i bytes = _mm256_maskz_loadu_epi8(there, quantized);
@@ -265,7 +236,7 @@ TILED INLINE void tile_block(const QuantizedTiles *given, const Stored how, cons
         order_memory();
         const uint16_t *x = given->packed + begin / LANES * tiles * TILE;
         if (!size)
-            for (int step = 0; step * LANES < count; step++) multiply_step(panel->values[step], x + step * tiles * TILE, tiles);
+            for (int step = 0; step * LANES < count; step++) multiply_step(panel->values[step], LANES, x + step * tiles * TILE, tiles);
         for (int tile = 0; size && tile < tiles; tile++)
             add_groups(panel, how, x + tile * TILE, given->sums + (begin / size * tiles + tile) * SIDE, sums + tile * SIDE * SIDE, count / size, size / LANES, tiles);
     }
@@ -293,7 +264,7 @@ TILED INLINE void set_table(const Quantized *p, const Stored how, __m512i *table
 
 TILED INLINE void tile_outputs(const QuantizedTiles *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_quantized *n = given->n;
-    const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .is_wide = n->is_wide != 0};
+    const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .is_wide = n->is_wide != 0, .activation = NOTHING};
     const bool by_scales = is_scaled(how, given->weight.shift);
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     Panel panel;
@@ -313,7 +284,7 @@ TILED INLINE void tile_outputs(const QuantizedTiles *given, const Stored how, Py
             default: TILES(4);
 #undef TILES
         }
-        finish_tiles(&p, sums, at, there);
+        finish_tiles(&p, sums, NULL, at, there);
     }
     _tile_release();
 }
