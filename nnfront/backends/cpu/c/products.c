@@ -20,7 +20,7 @@ enum {
     NEAR_X = 1 << 21,  // elements of x that caches hold beside what passes through them
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
-    WHOLE_BLOCKS = 12, // outputs that are whole blocks, gated or not
+    WHOLE_BLOCKS = 48, // outputs that are whole blocks, gated or not, and whole tiles
     GATES = 1 << 10, // results of a half that a thread holds at a time
 };
 
@@ -160,7 +160,10 @@ static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_
 // Bring x into the order of tiles, from `to` on, where these are used. Returns where it ends.
 static uint16_t *pack(Product *p, Py_ssize_t with_tiles, uint16_t *to) {
     p->packed = with_tiles && has_tiles() ? to : NULL;
-    return p->packed ? pack_for_tiles(p, false, to) : to;
+    if (!p->packed || p->rows > 1) return p->packed ? pack_for_tiles(p, false, to) : to;
+    memcpy(to, p->x, (size_t)p->columns * sizeof *to);
+    memset(to + p->columns, 0, LANES * sizeof *to);
+    return to + p->columns + LANES;
 }
 
 static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads, uint16_t *work) {

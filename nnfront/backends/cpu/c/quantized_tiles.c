@@ -284,7 +284,7 @@ TILED INLINE void tile_outputs(const QuantizedTiles *given, const Stored how, Py
             default: TILES(4);
 #undef TILES
         }
-        finish_tiles(&p, sums, NULL, at, there);
+        finish_tiles(&p, sums, NULL, at, there, false);
     }
     _tile_release();
 }

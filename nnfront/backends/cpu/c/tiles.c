@@ -26,6 +26,12 @@ TILED INLINE void use_whole_tiles(void) {
     _tile_loadconfig(&whole);
 }
 
+// The same for a single row of x: pairs of its columns are a column.
+TILED INLINE void use_tiles_of_row(void) {
+    static const Shapes of_row = {.palette = 1, .bytes = {4, 0, 0, 0, 64, 4}, .rows = {SIDE, 0, 0, 0, SIDE, SIDE}};
+    _tile_loadconfig(&of_row);
+}
+
 static bool has_tiles(void) {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
     static int known;  // 0: not asked yet, 1: yes, 2: no
@@ -55,9 +61,13 @@ TILED INLINE void store_tiles(float *to, const int tiles) {
 // Compilers do not know that tiles are loaded from memory and stored to it.
 INLINE void order_memory(void) { __asm__ volatile("" : : : "memory"); }
 
-// Tiles of x times one of a weight, whose rows are `columns` apart: a step of LANES columns.
+// Tiles of x, or with none its only row, times one of a weight, whose rows are `columns` apart: a step of LANES columns.
 TILED INLINE void multiply_step(const uint16_t *weight, Py_ssize_t columns, const uint16_t *x, const int tiles) {
     _tile_loadd(4, weight, 2 * columns);
+    if (!tiles) {
+        _tile_loadd(5, x, 4);
+        _tile_dpbf16ps(0, 4, 5);
+    }
 #define STEP(tile, with) \
     if (tiles > tile) { \
         _tile_loadd(with, x + tile * TILE, 2 * LANES); \
@@ -70,10 +80,10 @@ TILED INLINE void multiply_step(const uint16_t *weight, Py_ssize_t columns, cons
 // The sums of 16 outputs, the rows of `weight`, and all rows of x: sums [tiles, output, row]. `tiles` is a constant wherever this is inlined.
 TILED INLINE void multiply_tiles(float *sums, const Product *p, const uint16_t *weight, int there, const int tiles) {
     const Py_ssize_t columns = p->columns, steps = (columns + LANES - 1) / LANES;
-    const bool is_fetched = tiles == 1 || columns < LONG_ROW;
+    const bool is_fetched = tiles < 2 || columns < LONG_ROW;
     zero_tiles(tiles);
     for (Py_ssize_t step = 0; step < steps; step++) {
-        const uint16_t *x = p->packed + step * tiles * TILE, *from = weight + step * LANES;
+        const uint16_t *x = p->packed + step * (tiles ? tiles * TILE : LANES), *from = weight + step * LANES;
         const Py_ssize_t left = columns - step * LANES;
         if (there < SIDE || left < LANES) {
             uint16_t edge[TILE] __attribute__((aligned(64)));
@@ -87,14 +97,15 @@ TILED INLINE void multiply_tiles(float *sums, const Product *p, const uint16_t *
             multiply_step(from, columns, x, tiles);
         }
     }
-    store_tiles(sums, tiles);
+    if (tiles) store_tiles(sums, tiles);
+    else _tile_stored(0, sums, 4);
     order_memory();
 }
 
 // Write `there` outputs from `at` on of all rows from their sums, [tiles, output, row], and if they are gates those of what these are multiplied with.
-TILED static void finish_tiles(const Product *p, const float *sums, const float *others, Py_ssize_t at, int there) {
+TILED static void finish_tiles(const Product *p, const float *sums, const float *others, Py_ssize_t at, int there, bool is_of_row) {
     const Lanes mask = first_lanes(there);
-    const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(SIDE));
+    const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(is_of_row ? 1 : SIDE));
     const Floats bias = p->bias ? widened_vector(p->bias + at, mask) : all(0.0f);
     const Floats other_bias = p->bias && p->is_gated ? widened_vector(p->bias + p->outputs + at, mask) : all(0.0f);
     for (Py_ssize_t row = 0; row < p->rows; row++) {
@@ -108,7 +119,8 @@ TILED static void finish_tiles(const Product *p, const float *sums, const float 
 
 TILED INLINE void sums_of_tiles(float *sums, const Product *p, Py_ssize_t at, int there) {
     const uint16_t *weight = p->weight + at * p->columns;
-    switch ((p->rows + SIDE - 1) / SIDE) {
+    switch (p->rows == 1 ? 0 : (p->rows + SIDE - 1) / SIDE) {
+        case 0: multiply_tiles(sums, p, weight, there, 0); break;
         case 1: multiply_tiles(sums, p, weight, there, 1); break;
         case 2: multiply_tiles(sums, p, weight, there, 2); break;
         case 3: multiply_tiles(sums, p, weight, there, 3); break;
@@ -119,12 +131,13 @@ TILED INLINE void sums_of_tiles(float *sums, const Product *p, Py_ssize_t at, in
 // The outputs `at` to `end` of all rows.
 TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     float sums[2][MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
-    use_whole_tiles();
+    if (p->rows == 1) use_tiles_of_row();
+    else use_whole_tiles();
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         sums_of_tiles(sums[0], p, at, there);
         if (p->is_gated) sums_of_tiles(sums[1], p, p->outputs + at, there);
-        finish_tiles(p, sums[0], sums[1], at, there);
+        finish_tiles(p, sums[0], sums[1], at, there, p->rows == 1);
     }
     _tile_release();
 }
