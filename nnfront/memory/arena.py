@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ALIGNMENT = 64
-TRIES = 4
+TRIES = 4  # orders in which values are placed, at most
 
 
 @dataclass(slots=True, eq=False)

@@ -323,7 +323,7 @@ static PyMethodDef methods[] = {
     METHOD(use_torch, "(exchange, GOMP_parallel, omp_get_num_threads): read tensors by this table, run on these threads, by addresses"),
     METHOD(use_set, "(name): run the kernels for this set of instructions, one of `sets`"),
     METHOD(used_set, "(): the set of instructions whose kernels run"),
-    METHOD(has_tiles, "(): whether products of several rows may use matrix tiles"),
+    METHOD(has_tiles, "(): whether products may use matrix tiles"),
     METHOD(run_sequence, "(rows, *memories): run kernels one after the other, each a row of numbers; a memory is a tensor, None or a number"),
 #define KERNEL(name, arguments) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, #name ": " #arguments},
 #include "kernels.def"

@@ -6,7 +6,7 @@
 
 #include "activation.h"
 
-enum { MOST_ROWS = 64 };  // of x, where tiles multiply
+enum { MOST_ROWS = 64 };  // of x, whose sums tiles hold at once
 
 // y = activation(x @ weight.T + bias) + added; if it is gated, activation(that) * (x @ up.T + its bias), where up lies behind the weight.
 typedef struct {

@@ -5,7 +5,7 @@
 // instruction for 32 products is not. Of more rows the arithmetic takes as long: as many sums as there are registers for, of some rows of x and some of
 // the weight, let each value that is loaded be multiplied several times, and the rows of the weight stay near until all rows of x have been multiplied,
 // while the next ones are fetched. The sum of an output and a row has one order, however many rows there are: LANES columns after the other, then `total`.
-// Where the processor has tiles, these multiply several rows (`tiles.c`).
+// Where the processor has tiles, these multiply all rows (`tiles.c`, `many_rows_tiles.c`).
 
 #include "product.h"
 
