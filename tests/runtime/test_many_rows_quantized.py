@@ -91,4 +91,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(4, 100, 3, 1)
     with pytest.raises(ValueError, match="rows to multiply together, got 0"):
         call(0, 64, 1, 0)
+    if not NATIVE.has_tiles():
+        with pytest.raises(ValueError, match="matrix tiles, this processor has none"):
+            call(0, 64, 1, 1)
     assert y.isnan().all()
