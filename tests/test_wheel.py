@@ -20,7 +20,8 @@ assert native.__file__.startswith(sys.prefix), native.__file__
 x, w, y = torch.ones(2, 64).bfloat16(), torch.ones(3, 64).bfloat16(), torch.zeros(2, 3).bfloat16()
 for name in reversed(native.sets):  # the fastest is used then
     native.use_set(name)
-    native.multiply(2, 64, 3, 0, 4, 1, 1, w, x, None, None, torch.empty(1 << 10), y.zero_())
+    work = torch.empty(extension.work_bytes("multiply", {"rows": 2, "columns": 64, "with_tiles": 1}), dtype=torch.uint8)
+    native.multiply(2, 64, 3, 0, 4, 1, 1, w, x, None, None, work, y.zero_())
     assert y.tolist() == [[64.0] * 3] * 2, name
 llm = nn.LLM.load(sys.argv[1])
 print(extension.instructions(), len(llm.generate_ids(torch.tensor([[5, 6, 7]]), max_new_tokens=4)[0]))
