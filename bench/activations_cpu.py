@@ -37,7 +37,7 @@ def one(rows: list[int], has_tiles: bool) -> None:
 
     import nnfront as nn
     from nnfront import spec
-    from nnfront.backends.cpu import gemv, quantized_gemv, quantized_linear
+    from nnfront.backends.cpu import linear, quantized_gemv, quantized_linear
 
     class Product(nn.Module):
         def __init__(self) -> None:
@@ -47,7 +47,7 @@ def one(rows: list[int], has_tiles: bool) -> None:
             return self.up(x)
 
     torch.set_num_threads(1)
-    gemv.TILES = quantized_gemv.TILES = quantized_linear.TILES = has_tiles
+    linear.TILES = quantized_gemv.TILES = quantized_linear.TILES = has_tiles
     model = Product()
     model.to("bfloat16")
     plain = model.export({"forward": {"x": spec.Tensor(["n", INPUTS], "bfloat16")}})

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from machine import describe, keep, table
 
-from nnfront.backends.cpu.extension import NATIVE, work_bytes
-from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.extension import NATIVE, TILES, work_bytes
 from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as, table_of
 from nnfront.ir import OPS
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat

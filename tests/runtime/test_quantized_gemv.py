@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from quantized_case import BLOCKS, GUARD, TABLES, WAYS, Case, as_stored, format_of, in_c, meaning
 
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.gemv import MOST_ROWS
-from nnfront.backends.cpu.quantized_gemv import GROUPS, find_dequantizer, stored_as, table_of
+from nnfront.backends.cpu.quantized_gemv import GROUPS, MOST_ROWS, find_dequantizer, stored_as, table_of
 from nnfront.ir import OPS
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 

@@ -2,7 +2,7 @@
 """What runs on a CPU. Files of kernels have what each kernel is in a record beside it.
 
 backend            the back end: its kernels in the order in which they are asked
-linear, moe        linear layers and mixtures of experts;  low_rank  adapters of products;  gemv  few rows times a bfloat16 weight, in C or by torch
+linear, moe        linear layers and mixtures of experts;  low_rank  adapters of products
 quantized_linear   times a quantised weight;  quantized_pieces  by pieces;  quantized_gemv  few rows, in C;  float8  to values
 attention          through torch's flash attention;  qkv_attention  of a fused projection;  decode_attention  of one token, in C;  rope
 recurrent          one token of what keeps a state;  einsum  heads with a matrix each;  rows  what routers do with scores

@@ -27,9 +27,8 @@ from nnfront.backends.cpu import (
     weight_layout,
 )
 from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
-from nnfront.backends.cpu.gemv import MOST_ROWS
 from nnfront.backends.cpu.in_c import refusal
-from nnfront.backends.cpu.quantized_gemv import stored_as
+from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.backends.table import kernels_of
 from nnfront.ir import OPS

@@ -114,6 +114,8 @@ def say_what_is_missing() -> None:
 
 
 NATIVE = find_native(native, torch_library(), os.environ.get(VARIABLE) or None)
+# Whether products are multiplied with tiles, which takes memory; tests turn it off and on.
+TILES = NATIVE is not None and NATIVE.has_tiles()
 KERNELS: Mapping[str, Sequence[str]] = {
     name: re.findall(r"(?:SIZE|REAL|IN|OUT)\((\w+)", arguments)
     for name, arguments in read_table(TABLE.read_text()).items()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers on a CPU, and what comes before and after them in fusions.
 
-Rows of bfloat16 go to a kernel in C (`gemv`), other dtypes to oneDNN. Results are those of the ops' references, up to the order of sums.
+Rows of bfloat16 go to a kernel in C, other dtypes to oneDNN. Results are those of the ops' references, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import GATES, activation, activation_name, activation_number
-from nnfront.backends.cpu.gemv import ONE_ROW, TILES
+from nnfront.backends.cpu.extension import TILES
 from nnfront.backends.cpu.in_c import by_types, kernel
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
@@ -87,21 +87,6 @@ def _gates_linear(run: Run, context: Context) -> str:
 PIECE = 1 << 20
 
 
-def _linear_bfloat16(run: Run) -> Callable[..., Any]:
-    """One row by torch's own kernel for it where there is none in C; more rows by oneDNN, which is the faster one then."""
-    one_row = ONE_ROW
-    if one_row is None:
-        return F.linear
-
-    def linear_bfloat16(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        y = one_row(x, weight, bias)
-        return F.linear(x, weight, bias) if y is None else y
-
-    return linear_bfloat16
-
-
 def _linear_float32(run: Run) -> Callable[..., Any]:
     """oneDNN's inner product; the BLAS that `F.linear` calls is tuned for other processors.
 
@@ -139,7 +124,6 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
 def _finished_product(run: Run) -> Callable[..., Any]:
     """activation(x @ weight.T + bias) + residual, as float32 if it is cast, rounded after each."""
     dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
-    multiply = _linear_bfloat16(run)
     activate = activation(run) if "activation" in run.attrs else None
 
     def finished_product(
@@ -149,7 +133,7 @@ def _finished_product(run: Run) -> Callable[..., Any]:
         scale: None,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        y = multiply(x, weight, bias)
+        y = F.linear(x, weight, bias)
         y = y if activate is None else activate(y)
         return (y if residual is None else y.add_(residual)).to(dtype)
 
@@ -281,7 +265,7 @@ PRODUCTS = (
         "linear_bfloat16",
         "linear",
         _write,
-        _linear_bfloat16,
+        lambda run: F.linear,
         "a kernel that reads the weight at memory speed, of few rows and many",
         _plain_in_c,
         held=NOTHING.held,

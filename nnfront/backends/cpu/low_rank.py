@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.gemv import MOST_ROWS, TILES
+from nnfront.backends.cpu.extension import TILES
 from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.quantized_gemv import MOST_ROWS
 from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import always
 from nnfront.lower import Run

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu import linear
 from nnfront.backends.cpu.activations import ACTIVATIONS, GATES
-from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.extension import TILES
 from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.quantized_linear import product, product_held, with_factors
 from nnfront.backends.cpu.quantized_pieces import (

@@ -20,10 +20,10 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
-from nnfront.backends.cpu.gemv import MOST_ROWS, TILES
+from nnfront.backends.cpu.extension import TILES
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
 from nnfront.backends.cpu.linear import count_rows, gated
-from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
+from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of rows with a bfloat16 weight, by each kernel that this machine can run, against float64."""
-
-import platform
-import sys
+"""Products of rows with a bfloat16 weight, by the kernels in C, against float64."""
 
 import pytest
 import torch
@@ -12,14 +9,14 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from nnfront.backends.cpu import extension, linear
-from nnfront.backends.cpu import gemv as small_batch
 from nnfront.backends.cpu.activations import GATES
-from nnfront.backends.cpu.gemv import find_torch
 from nnfront.backends.cpu.in_c import in_c
 from nnfront.lower import Run, Structure
 
-pytestmark = pytest.mark.usefixtures("instructions")
-native_only = pytest.mark.skipif(extension.NATIVE is None, reason="no kernels in C")
+pytestmark = [
+    pytest.mark.usefixtures("instructions"),
+    pytest.mark.skipif(extension.NATIVE is None, reason="no kernels in C"),
+]
 NAMES = {"silu": {"activation": "silu"}, "relu": {"activation": "relu"}, "gelu": {"activation": "gelu"}}
 NAMES |= {"gelu_tanh": {"activation": "gelu", "approximate": "tanh"}}
 
@@ -31,8 +28,6 @@ def left_to_others(run: Run):
 
 class InC:
     """The kernels in C, through what writes their calls: None for operands that they are not for."""
-
-    most, results = 130, (torch.bfloat16, torch.float32)
 
     def __init__(self, *, with_tiles: bool) -> None:
         self.with_tiles = with_tiles
@@ -50,27 +45,9 @@ class InC:
         return self.run(linear.GATED, NAMES[name], x, weight, bias)
 
 
-class ByTorch:
-    """Torch's own kernel for one row."""
-
-    most, results = 1, (torch.bfloat16,)
-
-    def __init__(self, one_row) -> None:
-        self.one_row = one_row
-
-    def multiply(self, x, weight, bias=None, added=None) -> torch.Tensor | None:
-        y = self.one_row(x, weight, bias)
-        return y if y is None or added is None else y + added
-
-
 NATIVE, WITHOUT_TILES = (InC(with_tiles=has_tiles) for has_tiles in (True, False))
-TORCH = find_torch(extension.torch_library())
-torch_only = pytest.mark.skipif(TORCH is None, reason="this build of torch has no such kernel")
-KERNELS = [
-    pytest.param(NATIVE, id="native", marks=native_only),
-    pytest.param(WITHOUT_TILES, id="native without tiles", marks=native_only),
-    pytest.param(ByTorch(TORCH), id="torch", marks=torch_only),
-]
+KERNELS = [pytest.param(NATIVE, id="native"), pytest.param(WITHOUT_TILES, id="native without tiles")]
+MOST, RESULTS = 130, (torch.bfloat16, torch.float32)
 GUARD = 64
 
 
@@ -107,8 +84,8 @@ def assert_right(
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: InC | ByTorch, data: st.DataObject):
-    rows = data.draw(st.integers(1, kernel.most))
+def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: InC, data: st.DataObject):
+    rows = data.draw(st.integers(1, MOST))
     columns = data.draw(st.sampled_from([1, 2, 31, 32, 33, 63, 64, 257, 1000, 8192]))
     outputs = data.draw(st.sampled_from([1, 2, 3, 4, 5, 7, 33, 130]))
     x, w, b = operands(rows, columns, outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
@@ -117,10 +94,9 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: InC | ByTorch
     assert_right(y, x, w, b)
     added = operands(rows, outputs, 1, False, data.draw(st.integers(0, 31)))[0]
     assert_right(kernel.multiply(x, w, b, added), x, w, b, added)
-    if torch.float32 in kernel.results:
-        wide = kernel.multiply(x, w, None, None, torch.float32)
-        assert wide.dtype == torch.float32
-        assert_right(wide, x, w, None)
+    wide = kernel.multiply(x, w, None, None, torch.float32)
+    assert wide.dtype == torch.float32
+    assert_right(wide, x, w, None)
 
 
 ACTIVATIONS = {
@@ -131,17 +107,15 @@ ACTIVATIONS = {
 }
 
 
-@native_only
 def test_every_gate_is_tested():
     assert sorted(GATES) == sorted(ACTIVATIONS) == sorted(NAMES)
 
 
-@native_only
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_gated_products_agree_with_float64_wherever_operands_lie(data: st.DataObject):
     name = data.draw(st.sampled_from(sorted(ACTIVATIONS)))
-    rows, columns = data.draw(st.integers(1, NATIVE.most)), data.draw(st.sampled_from([1, 31, 33, 257, 1000]))
+    rows, columns = data.draw(st.integers(1, MOST)), data.draw(st.sampled_from([1, 31, 33, 257, 1000]))
     outputs = data.draw(st.sampled_from([1, 2, 15, 16, 17, 33, 130, 1030]))
     x, w, b = operands(rows, columns, 2 * outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
     w.mul_(data.draw(st.sampled_from([0.05, 1.0])))  # gates of all sizes
@@ -158,12 +132,12 @@ def test_gated_products_agree_with_float64_wherever_operands_lie(data: st.DataOb
     assert ((y.double() - active * up).abs() <= (active * up).abs() * 2.0**-8 + error + 1e-30).all()
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if "native" in str(kernel.id)])
+@pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_activated_products_agree_with_float64(kernel: InC | ByTorch, data: st.DataObject):
-    name, dtype = data.draw(st.sampled_from(GATES)), data.draw(st.sampled_from(kernel.results))
-    rows, columns = data.draw(st.integers(1, kernel.most)), data.draw(st.sampled_from([1, 31, 33, 257]))
+def test_activated_products_agree_with_float64(kernel: InC, data: st.DataObject):
+    name, dtype = data.draw(st.sampled_from(GATES)), data.draw(st.sampled_from(RESULTS))
+    rows, columns = data.draw(st.integers(1, MOST)), data.draw(st.sampled_from([1, 31, 33, 257]))
     outputs = data.draw(st.sampled_from([1, 15, 16, 17, 130, 1030]))
     x, w, b = operands(rows, columns, outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
     w.mul_(data.draw(st.sampled_from([0.05, 1.0])))
@@ -179,7 +153,6 @@ def test_activated_products_agree_with_float64(kernel: InC | ByTorch, data: st.D
     assert ((y.double() - exact).abs() <= rounding + error + 1e-30).all()
 
 
-@native_only
 @pytest.mark.parametrize("kernel", [NATIVE, WITHOUT_TILES])
 @pytest.mark.parametrize(("columns", "outputs"), [(5, 33), (96, 17), (257, 130), (2056, 29)])
 @pytest.mark.parametrize("finish", ["plain", "wide", "finished", "gated"])
@@ -202,7 +175,6 @@ def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(
         assert torch.equal(multiply(slice(rows)), alone[:rows])
 
 
-@native_only
 def test_rows_that_are_multiplied_in_several_parts_are_all_multiplied():
     """More elements than caches hold."""
     x, w, b = operands(300, 8192, 13, True)
@@ -211,7 +183,6 @@ def test_rows_that_are_multiplied_in_several_parts_are_all_multiplied():
         assert_right(kernel.multiply(x, w, b, None, torch.float32), x, w, b)
 
 
-@native_only
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_gates_that_are_large_or_no_number_come_out_as_from_torch(name: str):
     values = [
@@ -235,7 +206,6 @@ def test_gates_that_are_large_or_no_number_come_out_as_from_torch(name: str):
     torch.testing.assert_close(y[0], expected, rtol=2**-8, atol=1e-36, equal_nan=True)
 
 
-@native_only
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_threads_share_gates_and_change_nothing(rows: int):
     x, w, b = operands(rows, 257, 2006, True)
@@ -250,7 +220,6 @@ def test_threads_share_gates_and_change_nothing(rows: int):
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@native_only
 @pytest.mark.parametrize("rows", few_of(range(1, 9), 3))
 @pytest.mark.parametrize("columns", [257, 2048, 8191])
 def test_threads_share_the_outputs_and_change_nothing(rows: int, columns: int):
@@ -267,7 +236,6 @@ def test_threads_share_the_outputs_and_change_nothing(rows: int, columns: int):
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@native_only
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38, -3e38])
 def test_what_is_no_number_or_too_large_comes_out_as_from_torch(value: float):
     x, w = torch.ones(1, 40).bfloat16(), torch.ones(3, 40).bfloat16()
@@ -276,7 +244,6 @@ def test_what_is_no_number_or_too_large_comes_out_as_from_torch(value: float):
     torch.testing.assert_close(y, torch.nn.functional.linear(x, w), equal_nan=True)
 
 
-@native_only
 def test_results_round_to_the_nearest_ties_to_even():
     sums = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-7, 3.0, -1 - 2**-8])
     x = torch.eye(1, 32).repeat(1, 2).bfloat16()  # two products: a part that bfloat16 holds, and the rest
@@ -289,33 +256,15 @@ def test_results_round_to_the_nearest_ties_to_even():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_operands_that_do_not_fit_are_left_to_others(kernel: InC | ByTorch):
+def test_operands_that_do_not_fit_are_left_to_others(kernel: InC):
     x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
     assert kernel.multiply(x, w) is not None
-    is_limited = isinstance(kernel, ByTorch)
-    assert (kernel.multiply(x.expand(kernel.most + 1, 64).contiguous(), w) is None) == is_limited
+    assert kernel.multiply(x.expand(MOST + 1, 64).contiguous(), w) is not None
     assert kernel.multiply(x[:0], w) is None
     assert kernel.multiply(x.float(), w) is None
     assert kernel.multiply(x, w, torch.ones(8)) is None
 
 
-@pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"),
-    reason="the name is that of torch's builds for them",
-)
-def test_torch_has_its_kernel_under_the_known_name():
-    assert TORCH is not None
-
-
-@torch_only
-def test_the_kernel_of_torch_is_left_out_where_operands_are_in_pieces():
-    x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
-    assert TORCH(x[:, ::2], w[:, ::2]) is None
-    assert TORCH(x[:, :32].contiguous(), w[:, ::2]) is None
-    assert TORCH(x, w, torch.ones(16).bfloat16()[::2]) is None
-
-
-@native_only
 def test_a_large_weight_in_pieces_is_left_to_others():
     x, w = torch.ones(2, 1024).bfloat16(), torch.ones(1024, 300).bfloat16()
     assert NATIVE.multiply(x, w.T) is None
@@ -323,24 +272,10 @@ def test_a_large_weight_in_pieces_is_left_to_others():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_weight_without_outputs_gives_none(kernel: InC | ByTorch):
+def test_a_weight_without_outputs_gives_none(kernel: InC):
     assert kernel.multiply(torch.ones(1, 4).bfloat16(), torch.ones(0, 4).bfloat16(), None).shape == (1, 0)
 
 
-def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
-    assert find_torch(None) is None
-    monkeypatch.setattr(small_batch, "_SYMBOL", "no_such_symbol{}")
-    assert find_torch(extension.torch_library()) is None
-
-
-@torch_only
-def test_the_kernel_of_torch_is_not_given_a_row_that_is_too_short():
-    weight = torch.ones(8, 64).bfloat16()
-    for x in (torch.ones(1, 63).bfloat16(), torch.ones(1, 1).bfloat16(), torch.ones(1, 64).half()):
-        assert TORCH(x, weight) is None
-
-
-@native_only
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     x, y = torch.zeros(1 << 14).bfloat16(), torch.full((1 << 14,), torch.nan)
     for name in ("multiply", "multiply_gated"):
