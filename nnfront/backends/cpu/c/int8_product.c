@@ -36,6 +36,8 @@ typedef int8_t Rounded;  // multiplied with bytes of a weight
 typedef int16_t Rounded;  // with words, the first and third of four neighbours ahead of the others
 #endif
 
+typedef uint8_t AllBytes OF(VECTOR);
+
 typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
@@ -164,11 +166,12 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const in
 // The output of a lane of a vector of outputs from `at` on; the last one again where there are fewer.
 FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->n->outputs ? at + lane : p->n->outputs - 1; }
 
-// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
+// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0 or for tiles as those of the weight, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     const Py_ssize_t bytes = p->bytes;
-    const uint32_t flipped = how < INT4_GROUPS ? BYTES_MORE * 0x01010101u : how == INT4_GROUPS ? 0x08080808 : 0;
+    const uint32_t flipped = how < INT4_GROUPS ? (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u) : how == INT4_GROUPS ? 0x08080808 : 0;
+    const AllBytes less = (uint8_t)(p->is_tiled && how == INT4_GROUPS ? 8 : 0) - (AllBytes){0};
     for (Py_ssize_t byte = bytes_of(how, first); byte < bytes_of(how, end); byte += VECTOR) {
         Bits of[FLOATS];
 #pragma GCC unroll 16
@@ -182,8 +185,8 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
             if (how < INT4_GROUPS) {
                 *to++ = of[i] ^ flipped;
             } else {
-                *to++ = (of[i] & 0x0F0F0F0F) ^ flipped;
-                *to++ = (of[i] >> 4 & 0x0F0F0F0F) ^ flipped;
+                *to++ = (Bits)((AllBytes)((of[i] & 0x0F0F0F0F) ^ flipped) - less);
+                *to++ = (Bits)((AllBytes)((of[i] >> 4 & 0x0F0F0F0F) ^ flipped) - less);
             }
     }
 }

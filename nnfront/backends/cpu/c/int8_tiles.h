@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows, rounded to 8 bits, times a weight in the order of bytes by fours, by matrix tiles (part of `int8_product.c`).
 //
-// A tile is 16 rows of x, another 16 fours of columns of FLOATS outputs. Sums of a part are exact, so they are those that are made without tiles.
+// A tile is 16 rows of x, another 16 fours of columns of FLOATS outputs, bytes with a sign, so that nothing is to be taken from sums but zero points. Sums of a part are exact, so they are
+// those that are made without tiles.
 
 enum {
     LEAST_TILED = 8,  // rows for which that pays
@@ -10,60 +11,77 @@ enum {
     FEW_TILED = 64,   // rows that are near anyway
 };
 
-// Let tiles 0 and 1 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by half as many columns.
+// Let tiles 0 to 3 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by half as many columns.
 TILED INLINE void use_half_tiles(void) {
-    static const Shapes half = {.palette = 1, .bytes = {64, 64, 0, 0, 32, 32, 64, 64}, .rows = {16, 16, 0, 0, 16, 16, 8, 8}};
+    static const Shapes half = {.palette = 1, .bytes = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};
     _tile_loadconfig(&half);
 }
 
-// The products of a part, whose columns begin at `x` and `weight`.
-#define MULTIPLY_PART(tile, with, of_weight, part) \
-    do { \
-        const Rounded *from = x + (is_half ? (part) / 2 * IN_TILE * OF_TILE + (part) % 2 * IN_TILE / 2 : (part) * length * OF_TILE); \
-        const Bits *by = weight + (part) * length / FOUR; \
+// The products of the next part of a vector of outputs.
+#define MULTIPLY(tile, with, of_weight) \
+    if (multiplied < all_parts) { \
+        const Rounded *from = x + (is_half ? next / 2 * IN_TILE * OF_TILE + next % 2 * IN_TILE / 2 : next * length * OF_TILE); \
+        const Bits *by = *weight + next * length / FOUR; \
         _tile_zero(tile); \
         for (size_t i = 0; i < steps; i++) { \
             _tile_loadd(with, from + i * IN_TILE * OF_TILE, IN_TILE); \
             _tile_loadd(of_weight, by + i * OF_TILE, VECTOR); \
-            _tile_dpbsud(tile, with, of_weight); \
+            _tile_dpbssd(tile, with, of_weight); \
         } \
-        _tile_stored(tile, products[(part) % AHEAD], VECTOR); \
-    } while (0)
+        multiplied++; \
+        if (++next == parts) next = 0, weight++; \
+    }
 
-// Add to the sums of a block of rows from one on, [row, output], what the columns `first` to `end` give. While products of a part are scaled, tiles make those of others.
-TILED INLINE void multiply_sixteen(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to,
-                                   const bool has_offsets, const bool is_half) {
-    enum { AHEAD = 4 };
-    Ints products[AHEAD][OF_TILE] __attribute__((aligned(64)));
+// A tile is stored some time after it was multiplied, and what it stores is loaded some time after that: neither waits.
+#define TURN(tile, with, of_weight) \
+    if (stored < all_parts) _tile_stored(tile, products[tile], VECTOR); \
+    MULTIPLY(tile, with, of_weight) \
+    order_memory(); \
+    if (stored > 0) { \
+        const Ints *of = products[(tile + SUMS - 1) % SUMS]; \
+        _Pragma("GCC unroll 16") \
+        for (int i = 0; i < OF_TILE; i++) { \
+            Floats less = __builtin_convertvector(of[i], Floats); \
+            if (has_zeros) less -= (*offsets)[part] * all(x_sums[part * OF_TILE + i]); \
+            sums[i] = fused(less, (*scales)[part], sums[i]); \
+        } \
+        if (++part == parts) { \
+            _Pragma("GCC unroll 16") \
+            for (int i = 0; i < OF_TILE; i++) { \
+                store(to + i * FLOATS, sums[i]); \
+                sums[i] = first && stored < all_parts ? floats(to + (NEAR_ROWS + i) * FLOATS) : all(0.0f); \
+            } \
+            part = 0, to += NEAR_ROWS * FLOATS, scales++, offsets++; \
+        } \
+    } \
+    if (stored++ == all_parts) break;
+
+// Add to the sums of a block of rows from one on, [vector of outputs, row, output], what the columns `first` to `end` of `count` vectors of outputs give, or make them of the first ones.
+TILED INLINE void multiply_sixteen(const Int8 *p, Bits (*weight)[CHUNK / FOUR], Floats (*scales)[CHUNK / 32], Floats (*offsets)[CHUNK / 32], size_t count, Py_ssize_t first, Py_ssize_t end,
+                                   Py_ssize_t row, float *to, const bool has_zeros, const bool is_half) {
+    enum { SUMS = 4 };
+    Ints products[SUMS][OF_TILE] __attribute__((aligned(64)));
     Floats sums[OF_TILE];
-    const size_t length = is_half ? IN_TILE / 2 : (size_t)p->length, columns = (size_t)(end - first), parts = (columns + length - 1) / length;
+    const size_t length = is_half ? IN_TILE / 2 : (size_t)p->length, columns = (size_t)(end - first), parts = (columns + length - 1) / length, all_parts = count * parts;
     const size_t steps = is_half ? 1 : ((columns < length ? columns : length) + IN_TILE - 1) / IN_TILE;  // a chunk has parts of one length
-    const Py_ssize_t at = place_of_sum(p, row, first / p->length);
-    const int32_t *begins = p->begins + at;
-    const float *x_sums = p->sums + at;
+    const float *x_sums = p->sums + place_of_sum(p, row, first / p->length);
     const Rounded *x = p->quantized + row * p->padded + first * OF_TILE;
+    size_t multiplied = 0, next = 0, stored = 0, part = 0;
 #pragma GCC unroll 16
     for (int i = 0; i < OF_TILE; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
-    MULTIPLY_PART(0, 4, 6, 0);
-    if (parts > 1) MULTIPLY_PART(1, 5, 7, 1);
-    for (size_t part = 0; part < parts; part++, begins += OF_TILE, x_sums += OF_TILE) {
-        if (part + 2 < parts) {
-            if (part % 2) MULTIPLY_PART(1, 5, 7, part + 2);
-            else MULTIPLY_PART(0, 4, 6, part + 2);
-        }
-        order_memory();
-        const Floats scale = scales[part];
-#pragma GCC unroll 16
-        for (int i = 0; i < OF_TILE; i++) {
-            const Ints of = products[part % AHEAD][i];
-            const Floats less = has_offsets ? __builtin_convertvector(of, Floats) - offsets[part] * all(x_sums[i]) : __builtin_convertvector(of + begins[i], Floats);
-            sums[i] = fused(less, scale, sums[i]);
-        }
+    MULTIPLY(0, 4, 6) MULTIPLY(1, 5, 7) MULTIPLY(2, 4, 6) MULTIPLY(3, 5, 7)
+    for (;;) {
+        TURN(0, 4, 6) TURN(1, 5, 7) TURN(2, 4, 6) TURN(3, 5, 7)
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < OF_TILE; i++) store(to + i * FLOATS, sums[i]);
 }
-#undef MULTIPLY_PART
+#undef MULTIPLY
+#undef TURN
+
+// Have the places of `count` vectors of outputs of the rows from `row` to `end` on come nearer: their pages are many.
+TILED INLINE void fetch_results(const Int8 *p, Py_ssize_t vector, int count, Py_ssize_t row, Py_ssize_t end) {
+    for (; row < end; row++)
+        for (int i = 0; i < count; i += 2) __builtin_prefetch((const uint16_t *)p->n->y + row * p->n->outputs + (vector + i) * FLOATS, 1);
+}
 
 // Vectors of outputs, by number.
 TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py_ssize_t last) {
@@ -85,18 +103,18 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
                     factors_of_parts(p, (vector + i) * FLOATS, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
                 }
                 order_memory();
-                for (Py_ssize_t row = from; row < to; row += OF_TILE)
-                    for (int i = 0; i < count; i++) {
-                        float *of = sums[i] + (row - from) * FLOATS;
-#define ROWS(has_offsets, is_half) multiply_sixteen(p, weight[i], scales[i], offsets[i], first, end, row, of, has_offsets, is_half)
-                        if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
-                        else if (p->length < IN_TILE) ROWS(true, true);
-                        else if (has_one_offset(p)) ROWS(false, false);
-                        else ROWS(true, false);
+                for (Py_ssize_t row = from; row < to; row += OF_TILE) {
+                    float *of = sums[0] + (row - from) * FLOATS;
+                    if (end == columns) fetch_results(p, vector, count, row, to - row < OF_TILE ? to : row + OF_TILE);
+#define ROWS(has_zeros, is_half) multiply_sixteen(p, weight, scales, offsets, (size_t)count, first, end, row, of, has_zeros, is_half)
+                    if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
+                    else if (p->length < IN_TILE) ROWS(true, true);
+                    else if (has_one_offset(p)) ROWS(false, false);
+                    else ROWS(true, false);
 #undef ROWS
-                    }
+                    for (int i = 0; end == columns && i < count; i++) finish_rows(p, (vector + i) * FLOATS, row, to - row < OF_TILE ? to : row + OF_TILE, of + i * NEAR_ROWS * FLOATS);
+                }
             }
-            for (int i = 0; i < count; i++) finish_rows(p, (vector + i) * FLOATS, from, to, sums[i]);
         }
     _tile_release();
 }
