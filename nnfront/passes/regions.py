@@ -4,6 +4,7 @@
 qkv_attention      split of a fused projection, rope, append to the cache, attention
 gated_product      one product with gate and up side by side, activation, multiplication
 quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
+int8_product       a product of integers (`linear_int8`) and a residual; int8_gated_product likewise, of the `format` of its attributes
 quantized_experts  a mixture of experts of which `gate_up`, `down` or both are dequantised: `gate_up_format` and the like in its attributes
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
@@ -247,6 +248,16 @@ def _rope_attention() -> Tree:
     )
 
 
+_INT8 = apply(
+    ops.linear_int8,
+    *("x", "weight", "scales", "zero_points", "bias"),
+    keeps={"format": "format", "group_size": "group_size"},
+)
+_PRODUCTS_OF_INTEGERS = (
+    Pattern("int8_gated_product", _gated_products(_INT8)),
+    Pattern("int8_product", (_plus_residual(_INT8),)),
+)
+
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))
 _GATED = (
     Pattern("quantized_gated_product", _gated_products(_product(_dequantized())), attrs=_with_format),
@@ -269,7 +280,7 @@ _PRODUCTS_OF_NORMS = (
 
 _QUANTIZED_EXPERTS = Pattern("quantized_experts", _quantized_experts(), attrs=_of_matrices)
 
-PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, _QUANTIZED_EXPERTS, *_ROWS)
+PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, *_PRODUCTS_OF_INTEGERS, _QUANTIZED_EXPERTS, *_ROWS)
 CUDA_PATTERNS: tuple[Pattern, ...] = (
     _QKV,
     Pattern("rope_attention", (_rope_attention(),)),

@@ -139,6 +139,24 @@ CASES = {
         "quantized_product",
         {**LINEAR, "format": "int8", "activation": "silu"},
     ),
+    "gate and up of integers": (
+        lambda x, q, s: gated_of(op.linear_int8(x, q, s, format="int4", group_size=4)),
+        {"x": X, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
+        "int8_gated_product",
+        {"format": "int4", "group_size": 4, "activation": "silu"},
+    ),
+    "integers and a residual": (
+        lambda x, q, s, b, y: y + op.linear_int8(x, q, s, bias=b),
+        {
+            "x": X,
+            "q": spec.Tensor([F, D], "int8"),
+            "s": spec.Tensor([F, 1], "float32"),
+            "b": B,
+            "y": Y,
+        },
+        "int8_product",
+        {"format": "int8"},
+    ),
     "normalised rows": (
         lambda x, g, w: op.linear(op.rms_norm(x, g, -1, 1e-3), w),
         {"x": X, "g": G, "w": W},

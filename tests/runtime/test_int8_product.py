@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op, ops, spec
@@ -193,3 +194,47 @@ def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows):
     assert torch.equal(
         session["forward"](x.transpose(0, 1).contiguous().transpose(0, 1)), session["forward"](x)
     )
+
+
+class FeedForward(nn.Module):
+    def __init__(self, act) -> None:
+        self.both, self.down, self.act = nn.Linear(128, 2 * 64), nn.Linear(64, 48), act
+
+    def forward(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
+        gate, up = op.split(self.both(x), 2, -1)
+        return residual + self.down(self.act(gate) * up)
+
+
+@pytest.mark.parametrize("residual", [["n", 48], [48]])
+@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize(("act", "activate"), [(op.silu, F.silu), (op.gelu, F.gelu), (op.relu, F.relu)])
+@pytest.mark.parametrize("rows", [1, 5, 70, 2100])
+def test_gates_and_residuals_are_those_of_the_ops_one_by_one(residual, format, act, activate, rows):
+    model = FeedForward(act)
+    model.to("bfloat16")
+    arguments = {"x": spec.Tensor(["n", 128], "bfloat16"), "residual": spec.Tensor(residual, "bfloat16")}
+    ir = model.export({"forward": arguments})
+    ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    kernels = {run.kernel for run in executable.program.methods["forward"].body.instructions}
+    assert {"int8_activations_gated", "int8_activations_residual"} <= kernels
+    torch.manual_seed(rows)
+    shapes = {"both.weight": (128, 128), "both.bias": (128,), "down.weight": (48, 64), "down.bias": (48,)}
+    weights = {name: torch.randn(shape).bfloat16() for name, shape in shapes.items()}
+    session = executable.load(weights)
+    attrs = {"format": format, "group_size": FORMATS[format].group_size}
+
+    def product(name: str, x: torch.Tensor) -> torch.Tensor:
+        stored = [session.weights[f"{name}.weight.{part}"] for part in (format, "scales")]
+        return ops.linear_int8.run((x, *stored, None, weights[f"{name}.bias"]), attrs)
+
+    def close(y: torch.Tensor, expected: torch.Tensor) -> bool:
+        """But for elements of what is rounded to 8 bits that are next to each other in it."""
+        return bool((y.float() - expected.float()).abs().max() <= expected.float().abs().max() / 60)
+
+    x = torch.randn(128, rows).bfloat16().T  # in pieces, as which it is left to others where it is large
+    added = torch.randn([rows if size == "n" else size for size in residual]).bfloat16()
+    gate, up = product("both", x).chunk(2, -1)
+    expected = added + product("down", activate(gate) * up)
+    assert close(session["forward"](x, added), expected)
+    assert close(session["forward"](x.contiguous(), added), expected)

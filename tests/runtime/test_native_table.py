@@ -137,7 +137,7 @@ def test_a_token_that_has_no_place_is_refused():
 def test_what_is_no_memory_of_the_cpu_is_no_operand():
     assert NATIVE is not None
     both, y = torch.zeros(1, 4).bfloat16(), torch.zeros(1, 2).bfloat16()
-    NATIVE.gate(1, 2, 0, both, y)
+    NATIVE.gate(1, 2, 0, 1, both, y)
     for wrong, message in [
         (y.to("meta"), "meta"),
         (y.to_sparse(), "storage"),
@@ -150,7 +150,7 @@ def test_what_is_no_memory_of_the_cpu_is_no_operand():
         (both.float().to("meta").bfloat16(), "meta"),
     ]:
         with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
-            NATIVE.gate(1, 2, 0, wrong, y)
+            NATIVE.gate(1, 2, 0, 1, wrong, y)
     with pytest.raises(TypeError):
         NATIVE.run_sequence()
     with pytest.raises(OverflowError):

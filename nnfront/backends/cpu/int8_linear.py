@@ -6,28 +6,32 @@ Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 
+from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.in_c import by_reference, kernel
+from nnfront.backends.cpu.in_c import by_reference, in_c, kernel
+from nnfront.backends.cpu.linear import gated, gated_product_bytes, write_gate
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as
 from nnfront.backends.cpu.tape_builder import (
     Operand,
     Refused,
     TapeBuilder,
     Value,
-    attribute,
     demand,
     demand_bfloat16,
 )
 from nnfront.backends.kernel import ACCEPTED, Context
-from nnfront.ir import TensorType
+from nnfront.ir import OPS, TensorType
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
+from nnfront.memory.layout import Layout
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
@@ -40,8 +44,15 @@ def refusal(format: QuantFormat, dtype: str) -> str:
     return ACCEPTED if stored_as(format) is not None else f"no kernel for {format}"
 
 
+def _product(run: Run) -> Run:
+    """The product of a region, as the op by itself."""
+    usual = OPS["linear_int8"].attributes
+    return replace(run, op="linear_int8", attrs={name: run.attrs.get(name, usual[name]) for name in usual})
+
+
 def _format(run: Run) -> QuantFormat:
-    return replace(FORMATS[attribute(run, "format")], group_size=attribute(run, "group_size"))
+    attrs = _product(run).attrs
+    return replace(FORMATS[attrs["format"]], group_size=attrs["group_size"])
 
 
 def _accepts(run: Run, context: Context) -> str:
@@ -58,6 +69,9 @@ def _write(
     scales: Value,
     zeros: Value | None,
     bias: Value | None,
+    residual: Value | None = None,
+    *,
+    is_gated: bool = False,
 ) -> Sequence[Operand]:
     format = _format(run)
     stored, group = stored_as(format), format.group_size
@@ -66,22 +80,58 @@ def _write(
     columns, outputs = x.shape[-1], weight.shape[0]
     rows, groups = prod(x.shape[:-1]), columns // group if group else 1
     demand(rows > 0 and columns > 0, "there are no rows")
-    demand_bfloat16(x=x, bias=bias)
+    demand_bfloat16(x=x, bias=bias, residual=residual)
     demand(scales.dtype in (torch.bfloat16, torch.float32), f"scales are {scales.dtype}")
-    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
+    shape = (*x.shape[:-1], outputs)
+    demand(residual is None or residual.shape == shape, "the residual is broadcast")
+    is_known = not is_gated or activation_name(run) in GATES
+    demand(is_known, f"there is no {run.attrs.get('activation')} in the kernel")
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2) if is_gated else shape)
+    product = Value(builder.take(rows * outputs * x.dtype.itemsize), (rows, outputs)) if is_gated else y
     sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
-    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, None, y)
+    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, residual, product)
+    if is_gated:
+        write_gate(builder, run, product, y)
     return (y,)
 
 
+def _with_gate(run: Run) -> Callable[..., Any]:
+    return gated(in_c(_write, reference)(_product(run)), activation(run))
+
+
+def _with_gate_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
+    return by_reference(_product(run), x, weight, *others) + gated_product_bytes(run, x, weight)
+
+
+def _with_residual(run: Run) -> Callable[..., Any]:
+    multiply = in_c(_write, reference)(_product(run))
+    return lambda *operands: multiply(*operands[:-1]) + operands[-1]
+
+
+def _with_residual_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
+    product = x.count // max(x.shape[-1], 1) * weight.shape[0] * x.item
+    return by_reference(_product(run), x, weight, *others[:-1]) + product
+
+
+_WHY = "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply"
 KERNELS = (
+    kernel("int8_activations", "linear_int8", _write, reference, _WHY, _accepts, held=by_reference),
     kernel(
-        "int8_activations",
-        "linear_int8",
-        _write,
-        reference,
-        "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply",
+        "int8_activations_gated",
+        "int8_gated_product",
+        partial(_write, is_gated=True),
+        _with_gate,
+        f"{_WHY}; then gates",
         _accepts,
-        held=by_reference,
+        held=_with_gate_bytes,
+    ),
+    kernel(
+        "int8_activations_residual",
+        "int8_product",
+        _write,
+        _with_residual,
+        f"{_WHY}; then a residual",
+        _accepts,
+        held=_with_residual_bytes,
     ),
 )

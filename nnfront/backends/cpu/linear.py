@@ -216,6 +216,13 @@ def _write_gated(
     return (y,)
 
 
+def write_gate(builder: TapeBuilder, run: Run, both: Value, y: Value) -> None:
+    """y is the gate of a gated product: of gates, and behind them what these are multiplied with, a piece of the tape's memory that is released."""
+    kind = GATES.index(activation_name(run)), builder.threads
+    builder.call("gate", prod(y.shape[:-1]), y.shape[-1], *kind, both, y)
+    builder.release(both.place)
+
+
 def _plain_in_c(run: Run, context: Context) -> str:
     return _plain(run, context) or by_types(_write)(run, context)
 
@@ -245,7 +252,7 @@ def _finished_product_bytes(
     return x.count // max(x.shape[-1], 1) * weight.shape[0] * x.item
 
 
-def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
+def gated_product_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
     """One of gate and up; of one row both."""
     half = x.count // x.shape[-1] * weight.shape[0] // 2 * x.item if x.count else 0
     return 2 * half if x.count == x.shape[-1] else half
@@ -299,7 +306,7 @@ GATED = kernel(
     "gate and up in tensors of their own, multiplied in place",
     _gates_linear,
     _as_gated,
-    held=_gated_product_bytes,
+    held=gated_product_bytes,
 )
 FINISHED = kernel(
     "finished_product",

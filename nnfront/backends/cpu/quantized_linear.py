@@ -22,7 +22,7 @@ from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import TILES
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
-from nnfront.backends.cpu.linear import count_rows, gated
+from nnfront.backends.cpu.linear import count_rows, gated, write_gate
 from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
@@ -196,11 +196,9 @@ def _write(
     demand((zeros is not None) == has_zeros, "it has zero points that the format has not, or has none")
     demand_bfloat16(x=x, bias=bias, residual=added)
     demand(added is None or added.shape == (*x.shape[:-1], outputs), "the residual is broadcast")
-    if is_gated:
-        both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs), dtype)
-    to = both if is_gated else y
-    operands = weight, scales, zeros, x, bias, added, to
+    product = Value(builder.take(rows * outputs * x.dtype.itemsize), (rows, outputs)) if is_gated else y
+    operands = weight, scales, zeros, x, bias, added, product
     kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
     values, unit = table_of(format)
     sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
@@ -208,8 +206,7 @@ def _write(
         "multiply_quantized", stored, *sizes, dtype == torch.float32, TILES, builder.threads, unit, *operands
     )
     if is_gated:
-        builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y)
-        builder.release(to.place)
+        write_gate(builder, run, product, y)
     return (y,)
 
 

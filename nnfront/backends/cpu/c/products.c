@@ -22,6 +22,7 @@ enum {
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
     WHOLE_BLOCKS = 48, // outputs that are whole blocks, gated or not, and whole tiles
     GATES = 1 << 10, // results of a half that a thread holds at a time
+    SMALL_GATES = 1 << 14, // results that take less time than waking threads
 };
 
 // Some outputs from `at` on, of the gates as many, as all rows of x are multiplied with them: `wide` in all.
@@ -193,17 +194,21 @@ static const char *multiply_gated(const struct multiply_gated *n) {
     return run_product(p, n->with_tiles, n->threads, n->work);
 }
 
-FAST static const char *gate(const struct gate *n) {
-    const uint16_t *both = n->both;
-    uint16_t *y = n->y;
+// Rows, by number.
+FAST static void gate_rows(const void *given, Py_ssize_t row, Py_ssize_t last) {
+    const struct gate *n = given;
     const Py_ssize_t size = n->size;
-    for (Py_ssize_t row = 0; row < n->rows; row++, both += 2 * size, y += size)
-        for (Py_ssize_t at = 0; at < size; at += GATES) {
-            const Py_ssize_t count = GATES < size - at ? GATES : size - at;
-            float gates[GATES + FLOATS], ups[GATES + FLOATS];
-            for (Py_ssize_t i = 0; i < count; i++) gates[i] = widened(both[at + i]), ups[i] = widened(both[size + at + i]);
-            for (Py_ssize_t i = 0; i < count; i += FLOATS)
-                store_rounded(y + at + i, first_lanes(count - i), activated(floats(gates + i), (Activation)n->activation) * floats(ups + i));
+    for (; row < last; row++) {
+        const uint16_t *both = (const uint16_t *)n->both + 2 * row * size;
+        uint16_t *y = (uint16_t *)n->y + row * size;
+        for (Py_ssize_t at = 0; at < size; at += FLOATS) {
+            const Lanes there = first_lanes(size - at);
+            store_rounded(y + at, there, activated(widened_vector(both + at, there), (Activation)n->activation) * widened_vector(both + size + at, there));
         }
+    }
+}
+
+static const char *gate(const struct gate *n) {
+    in_shares(gate_rows, n, n->rows, 1, n->rows * n->size < SMALL_GATES ? 1 : (unsigned)n->threads);
     return NULL;
 }
