@@ -3,7 +3,7 @@
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
 // cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there.
-// Few rows do without that order where bytes are multiplied by fours (`int8_few_rows.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts
+// Few rows do without that order where bytes are multiplied by fours (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts
 // are added in their order: so a row has the same bits in all ways.
 
 #include <math.h>
@@ -254,7 +254,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 }
 
 #if BYTES_BY_FOURS
-#include "int8_few_rows.h"
+#include "int8_gemv.h"
 #endif
 
 #if HAS_TILES

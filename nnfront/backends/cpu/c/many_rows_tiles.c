@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of many rows by matrix tiles, with a weight in bfloat16 or in few bits. PAIR rows of the weight, or what their numbers stand for, are brought together by one thread, DEPTH
-// columns at a time, and stay in the nearest cache for all rows of x, which lie in the next one in the order of tiles. Sums of a weight in bfloat16 are added up in the order in which
-// `tiles.c` does it: a row has the same bits among few rows and many.
+// Products of many rows by matrix tiles, with a weight in bfloat16 or in few bits. PAIR rows of the weight are multiplied with all rows of x, which lie in a near cache in the order of
+// tiles, DEPTH columns at a time: where they lie, if they are bfloat16 and whole, or brought together by one thread, as what their numbers stand for. Sums of a weight in bfloat16 are
+// added up in the order in which `tiles.c` does it: a row has the same bits among few rows and many.
 
 #include "product.h"
 #include "rounded.h"
@@ -31,8 +31,10 @@ TILED static void pack_pairs(const void *given, Py_ssize_t at, Py_ssize_t end) {
         for (Py_ssize_t step = 0; step < m->steps; step++) pack_tile(&m->product, tile, step, order, m->packed + ((tile / 2 * m->steps + step) * 2 + tile % 2) * TILE);
 }
 
-// Add to four tiles of sums, or make them, what `steps` steps of a panel and a pair of tiles of x give.
-TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *x, float *sums, Py_ssize_t steps, const bool is_first) {
+// Add to four tiles of sums, or make them, what `steps` steps of two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x give. Meanwhile the same columns of `coming` rows come nearer, a few at a time: more
+// requests at once would keep those for x waiting.
+TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, Py_ssize_t next, const uint16_t *x, float *sums, Py_ssize_t steps, const bool is_first,
+                                const uint16_t *const *rows, int coming) {
     if (is_first) zero_tiles(4);
     else {
         _tile_loadd(0, sums, 4 * SIDE);
@@ -40,15 +42,16 @@ TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *x, float
         _tile_loadd(2, sums + 2 * SIDE * SIDE, 4 * SIDE);
         _tile_loadd(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
     }
-    for (Py_ssize_t step = 0; step < steps; step++, weight += LANES, x += 2 * TILE) {
-        _tile_loadd(4, weight, 2 * NEXT);
+    for (Py_ssize_t step = 0; step < steps; step++, weight += LANES, other += LANES, x += 2 * TILE) {
+        _tile_loadd(4, weight, 2 * next);
         _tile_loadd(6, x, 2 * LANES);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, x + TILE, 2 * LANES);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, weight + SIDE * NEXT, 2 * NEXT);
+        _tile_loadd(5, other, 2 * next);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+        for (int i = 0; i < coming; i++) _mm_prefetch((const char *)(rows[i] + step * LANES), _MM_HINT_T1);
     }
     store_tiles(sums, 4);
 }
@@ -118,12 +121,6 @@ TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int th
     }
 }
 
-// Have the `part`-th of `parts` of the same columns of the next outputs, from `at` on, come nearer.
-TILED INLINE void fetch_panel(const Product *p, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t part, Py_ssize_t parts) {
-    for (int row = (int)(PAIR * part / parts); row < PAIR * (part + 1) / parts; row++)
-        for (Py_ssize_t i = begin; i < end; i += LANES) _mm_prefetch((const char *)(row_of_panel(p, at, row) + i), _MM_HINT_T1);
-}
-
 TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end) {
     const Product *p = &m->product;
     const int each = p->is_gated ? SIDE : PAIR;  // outputs of a panel
@@ -138,12 +135,18 @@ TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_s
             for (Py_ssize_t from = at, i = 0; i < panels && from < end; from += each, i++) {
                 const Py_ssize_t stop = p->columns - begin < DEPTH ? p->columns : begin + DEPTH, steps = (stop - begin + LANES - 1) / LANES;
                 const int there = end - from < each ? (int)(end - from) : each;
-                fill_panel(m, how, from, there, begin, stop, panel);
+                const uint16_t *rows[PAIR];  // of the next panel
+                for (int row = 0; how == AS_IT_IS && row < PAIR; row++) rows[row] = row_of_panel(p, from + each, row) + begin;
+                const bool is_whole = how == AS_IT_IS && there == each && (stop - begin) % LANES == 0;
+                const uint16_t *weight = panel, *other = panel + SIDE * NEXT;
+                if (is_whole) weight = row_of_panel(p, from, 0) + begin, other = row_of_panel(p, from, SIDE) + begin;
+                else fill_panel(m, how, from, there, begin, stop, panel);
                 order_memory();
                 for (Py_ssize_t pair = 0; pair < pairs; pair++) {
                     float *to = sums[p->columns > DEPTH ? i * pairs + pair : 0];
-                    if (how == AS_IT_IS) fetch_panel(p, from + each, begin, stop, pair, pairs);
-                    multiply_pair(panel, m->packed + (pair * m->steps + begin / LANES) * 2 * TILE, to, steps, !begin);
+                    const Py_ssize_t coming = PAIR * pair / pairs, then = how == AS_IT_IS ? PAIR * (pair + 1) / pairs : coming;
+                    const uint16_t *x = m->packed + (pair * m->steps + begin / LANES) * 2 * TILE;
+                    multiply_pair(weight, other, is_whole ? p->columns : NEXT, x, to, steps, !begin, rows + coming, (int)(then - coming));
                     order_memory();
                     if (stop < p->columns) continue;
                     if (is_plain) finish_pair(p, to, from, there, pair * PAIR, true);
