@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nnfront.nn.functional import op
 from nnfront.nn.module import Module
@@ -41,8 +41,12 @@ class Conv1D(Module):
         return op.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class Conv2D(Module):
-    """Convolve two axes of [batch, in_channels, h, w], or with data_layout "NHWC" of [batch, h, w, in_channels]."""
+class _Convolution(Module):
+    """Convolve `_axes` axes, behind the channels or, in another `data_layout`, ahead of them."""
+
+    _axes: int
+    _layout: str
+    _convolve: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -55,44 +59,31 @@ class Conv2D(Module):
         groups: int = 1,
         bias: bool = True,
         dtype: str | None = None,
-        data_layout: str = "NCHW",
+        data_layout: str | None = None,
     ) -> None:
+        """data_layout None: channels first."""
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.data_layout = data_layout
-        self.weight = Parameter((out_channels, in_channels // groups, *_kernel(kernel_size, 2)), dtype)
+        self.data_layout = data_layout or self._layout
+        kernel = _kernel(kernel_size, self._axes)
+        self.weight = Parameter((out_channels, in_channels // groups, *kernel), dtype)
         self.bias = Parameter((out_channels,), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The channels become out_channels, h and w those that the kernel leaves."""
+        """The channels become out_channels, the other axes what the kernel leaves of them."""
         amounts = (self.stride, self.padding, self.dilation, self.groups)
-        return op.conv2d(x, self.weight, self.bias, *amounts, self.data_layout)
+        return self._convolve(x, self.weight, self.bias, *amounts, self.data_layout)
 
 
-class Conv3D(Module):
-    """Convolve three axes of [batch, in_channels, d, h, w], or with data_layout "NDHWC" of [batch, d, h, w, in_channels]."""
+class Conv2D(_Convolution):
+    """Convolve two axes of [batch, in_channels, h, w] to [batch, out_channels, h', w'], or with data_layout "NHWC" of [batch, h, w, in_channels]."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Amount,
-        stride: Amount = 1,
-        padding: Amount = 0,
-        dilation: Amount = 1,
-        groups: int = 1,
-        bias: bool = True,
-        dtype: str | None = None,
-        data_layout: str = "NCDHW",
-    ) -> None:
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.data_layout = data_layout
-        self.weight = Parameter((out_channels, in_channels // groups, *_kernel(kernel_size, 3)), dtype)
-        self.bias = Parameter((out_channels,), dtype) if bias else None
+    _axes, _layout, _convolve = 2, "NCHW", staticmethod(op.conv2d)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The channels become out_channels, d, h and w those that the kernel leaves."""
-        amounts = (self.stride, self.padding, self.dilation, self.groups)
-        return op.conv3d(x, self.weight, self.bias, *amounts, self.data_layout)
+
+class Conv3D(_Convolution):
+    """Convolve three axes of [batch, in_channels, d, h, w] to [batch, out_channels, d', h', w'], or with data_layout "NDHWC" of [batch, d, h, w, in_channels]."""
+
+    _axes, _layout, _convolve = 3, "NCDHW", staticmethod(op.conv3d)
 
 
 class ConvTranspose1D(Module):

@@ -114,24 +114,11 @@ def _with_residual_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | 
 
 
 _WHY = "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply"
-KERNELS = (
-    kernel("int8_activations", "linear_int8", _write, reference, _WHY, _accepts, held=by_reference),
-    kernel(
-        "int8_activations_gated",
-        "int8_gated_product",
-        partial(_write, is_gated=True),
-        _with_gate,
-        f"{_WHY}; then gates",
-        _accepts,
-        held=_with_gate_bytes,
-    ),
-    kernel(
-        "int8_activations_residual",
-        "int8_product",
-        _write,
-        _with_residual,
-        f"{_WHY}; then a residual",
-        _accepts,
-        held=_with_residual_bytes,
-    ),
+KERNELS = tuple(
+    kernel(f"int8_activations{behind}", op, write, bind, _WHY, _accepts, held=held)
+    for behind, op, write, bind, held in (
+        ("", "linear_int8", _write, reference, by_reference),
+        ("_gated", "int8_gated_product", partial(_write, is_gated=True), _with_gate, _with_gate_bytes),
+        ("_residual", "int8_product", _write, _with_residual, _with_residual_bytes),
+    )
 )
