@@ -63,7 +63,7 @@ class _Convolution(Module):
     ) -> None:
         """data_layout None: channels first."""
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.data_layout = data_layout or self._layout
+        self.data_layout = self._layout if data_layout is None else data_layout
         kernel = _kernel(kernel_size, self._axes)
         self.weight = Parameter((out_channels, in_channels // groups, *kernel), dtype)
         self.bias = Parameter((out_channels,), dtype) if bias else None

@@ -22,7 +22,7 @@ from nnfront.backends.cpu.extension import TILES, work_bytes
 from nnfront.quant_format import FORMATS, QuantFormat
 
 GROUPS = (32, 64, 128)
-# Rows that a product in C takes where tiles multiply them.
+# Rows of quantised weights and of adapters that a product in C takes where tiles multiply them.
 MOST_ROWS = 64
 
 
