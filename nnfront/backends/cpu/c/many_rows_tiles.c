@@ -31,29 +31,25 @@ TILED static void pack_pairs(const void *given, Py_ssize_t at, Py_ssize_t end) {
         for (Py_ssize_t step = 0; step < m->steps; step++) pack_tile(&m->product, tile, step, order, m->packed + ((tile / 2 * m->steps + step) * 2 + tile % 2) * TILE);
 }
 
-// Add to four tiles of sums, or make them, what `steps` steps of two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x give. Meanwhile the same columns of `coming` rows come nearer, a few at a time: more
-// requests at once would keep those for x waiting.
-TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, Py_ssize_t next, const uint16_t *x, float *sums, Py_ssize_t steps, const bool is_first,
-                                const uint16_t *const *rows, int coming) {
-    if (is_first) zero_tiles(4);
-    else {
-        _tile_loadd(0, sums, 4 * SIDE);
-        _tile_loadd(1, sums + SIDE * SIDE, 4 * SIDE);
-        _tile_loadd(2, sums + 2 * SIDE * SIDE, 4 * SIDE);
-        _tile_loadd(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
-    }
-    for (Py_ssize_t step = 0; step < steps; step++, weight += LANES, other += LANES, x += 2 * TILE) {
-        _tile_loadd(4, weight, 2 * next);
-        _tile_loadd(6, x, 2 * LANES);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, x + TILE, 2 * LANES);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, other, 2 * next);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-        for (int i = 0; i < coming; i++) _mm_prefetch((const char *)(rows[i] + step * LANES), _MM_HINT_T1);
-    }
-    store_tiles(sums, 4);
+// What a panel and a pair of tiles of x have given: sums, [tile of outputs, tile of x, output, row], of `there` outputs from `at` on and of PAIR rows from `first` on. Of gates the
+// first tile, and the second of what they are multiplied with. No sums if nothing has been multiplied.
+typedef struct {
+    float *sums;
+    Py_ssize_t at, first;
+    int there;
+} Multiplied;
+
+// How many vectors of sums of a tile of x are to be activated.
+INLINE int vectors_of(const Product *p, const Multiplied *of, const bool is_plain) { return is_plain || !of->sums ? 0 : p->is_gated ? SIDE : 2 * SIDE; }
+
+// Add biases to a vector of sums, by number in the order of tiles of x, and activate it.
+TILED INLINE void activate(const Product *p, const Multiplied *of, int vector) {
+    const int halves = 2 - p->is_gated, half = vector / SIDE % halves, tile = vector / SIDE / halves, i = vector % SIDE;
+    float *sums = of->sums + ((2 * half + tile) * SIDE + i) * SIDE;
+    const uint16_t *bias = p->bias && half * SIDE + i < of->there ? p->bias + of->at + half * SIDE + i : NULL;
+    Floats value = activated(floats(sums) + all(bias ? widened(*bias) : 0.0f), p->activation);
+    if (p->is_gated) value *= floats(sums + 2 * SIDE * SIDE) + all(bias ? widened(bias[p->outputs]) : 0.0f);
+    store(sums, value);
 }
 
 // Sums of a tile, [output, row], as [row, output].
@@ -63,39 +59,74 @@ TILED INLINE void turn_sums(const float *sums, __m512i *to) {
     turn_over(to);
 }
 
-// Write `there` outputs from `at` on of a pair of tiles of x, from row `first` on, of their sums. Gates lie in the first half of a panel, what they are multiplied with in the second.
-TILED INLINE void finish_pair(const Product *p, const float *sums, Py_ssize_t at, int there, Py_ssize_t first, const bool is_plain) {
-    for (int tile = 0; tile < 2; tile++) {
-        const Py_ssize_t row = first + tile * SIDE, rows = p->rows - row;
-        for (int half = 0; half < 2 - p->is_gated && there > half * SIDE; half++) {
-            const Lanes mask = first_lanes(there - half * SIDE);
-            const Py_ssize_t output = at + half * SIDE;
-            const Floats bias = p->bias ? widened_vector(p->bias + output, mask) : all(0.0f);
-            __m512i values[SIDE];
-            turn_sums(sums + (2 * half + tile) * SIDE * SIDE, values);
-            if (is_plain) {
-                uint16_t *y = (uint16_t *)p->y + row * p->outputs + output;
-#pragma GCC unroll 16
-                for (int i = 0; i < SIDE; i++)
-                    if (i < rows) {
-                        Floats value = (Floats)values[i] + bias;
-                        if (p->added) value += widened_vector(p->added + (row + i) * p->outputs + output, mask);
-                        store_rounded(y + i * p->outputs, mask, value);
-                    }
-                continue;
-            }
-            __m512i others[SIDE];
-            const Floats other_bias = p->bias && p->is_gated ? widened_vector(p->bias + p->outputs + output, mask) : all(0.0f);
-            turn_sums(sums + (2 + tile) * SIDE * SIDE, others);
+// Write what a tile of x gave. If it is plain, with two tiles of outputs in one vector, biases are to be added yet.
+TILED INLINE void write_tile(const Product *p, const Multiplied *of, int tile, const bool is_plain) {
+    const Py_ssize_t row = of->first + tile * SIDE, rows = p->rows - row;
+    const float *sums = of->sums + tile * SIDE * SIDE;
+    const Lanes masks[2] = {first_lanes(of->there), first_lanes(of->there > SIDE ? of->there - SIDE : 0)};
+    __m512i values[2][SIDE];
+    turn_sums(sums, values[0]);
+    if (is_plain || !p->is_gated) turn_sums(sums + 2 * SIDE * SIDE, values[1]);
+    if (!is_plain) {
+        for (int half = 0; half < 2 - p->is_gated; half++)
             for (int i = 0; i < SIDE && i < rows; i++) {
-                const Py_ssize_t to = (row + i) * p->outputs + output;
-                Floats value = activated((Floats)values[i] + bias, p->activation);
-                if (p->is_gated) value *= (Floats)others[i] + other_bias;
-                if (p->added) value += widened_vector(p->added + to, mask);
-                store_elements(p->y, p->is_wide, to, mask, value);
+                const Py_ssize_t to = (row + i) * p->outputs + of->at + half * SIDE;
+                Floats value = (Floats)values[half][i];
+                if (p->added) value += widened_vector(p->added + to, masks[half]);
+                store_elements(p->y, p->is_wide, to, masks[half], value);
             }
-        }
+        return;
     }
+    Floats bias[2];
+    for (int half = 0; half < 2; half++) bias[half] = p->bias ? widened_vector(p->bias + of->at + half * SIDE, masks[half]) : all(0.0f);
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++)
+        if (i < rows) {
+            const Py_ssize_t to = (row + i) * p->outputs + of->at;
+            Floats value = (Floats)values[0][i] + bias[0], other = (Floats)values[1][i] + bias[1];
+            if (p->added) value += widened_vector(p->added + to, masks[0]), other += widened_vector(p->added + to + SIDE, masks[1]);
+            const __m256i halves[2] = {_mm512_cvtepi32_epi16((__m512i)nearest_bits(value)), _mm512_cvtepi32_epi16((__m512i)nearest_bits(other))};
+            _mm512_mask_storeu_epi16((uint16_t *)p->y + to, _mm512_kunpackw(masks[1], masks[0]), _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1));
+        }
+}
+
+// Do what is left to be done with a tile of x, whose vectors from `vector` on are not activated yet. Returns the next tile's first one.
+TILED INLINE int finish_tile(const Product *p, const Multiplied *of, int tile, int vector, const bool is_plain) {
+    for (; vector < (tile + 1) * vectors_of(p, of, is_plain); vector++) activate(p, of, vector);
+    if (of->sums) write_tile(p, of, tile, is_plain);
+    return vector;
+}
+
+// Add to four tiles of sums, or make them, what `steps` steps of two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x give, the second of which may have no rows.
+// Meanwhile what was multiplied before is activated and written: vectors have nothing else to do, and tiles need not wait for them.
+TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, Py_ssize_t next, const uint16_t *x, const bool are_two, float *sums, Py_ssize_t steps, const bool is_first,
+                                const Product *p, const Multiplied *before, const bool is_plain) {
+    const int vectors = 2 * vectors_of(p, before, is_plain);
+    if (is_first) zero_tiles(4);
+    else {
+        _tile_loadd(0, sums, 4 * SIDE);
+        _tile_loadd(1, sums + SIDE * SIDE, 4 * SIDE);
+        _tile_loadd(2, sums + 2 * SIDE * SIDE, 4 * SIDE);
+        _tile_loadd(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
+    }
+    for (int tile = 0, step = 0, vector = 0; tile < 2; tile++) {
+        for (; step < steps * (tile + 1) / 2; step++, weight += LANES, other += LANES, x += 2 * TILE) {
+            _tile_loadd(4, weight, 2 * next);
+            _tile_loadd(6, x, 2 * LANES);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, other, 2 * next);
+            _tile_dpbf16ps(2, 5, 6);
+            if (are_two) {
+                _tile_loadd(7, x + TILE, 2 * LANES);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            for (; vector * steps < vectors * (step + 1); vector++) activate(p, before, vector);
+        }
+        vector = finish_tile(p, before, tile, vector, is_plain);
+    }
+    store_tiles(sums, 4);
+    order_memory();
 }
 
 // What a row of a panel of outputs from `at` on is in a weight: gates, then what they are multiplied with.
@@ -121,13 +152,13 @@ TILED INLINE void fill_panel(const Many *m, const int how, Py_ssize_t at, int th
     }
 }
 
-TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end) {
+TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_ssize_t end, const bool is_plain) {
     const Product *p = &m->product;
     const int each = p->is_gated ? SIDE : PAIR;  // outputs of a panel
     uint16_t panel[PAIR * NEXT] __attribute__((aligned(64)));
     const Py_ssize_t pairs = (p->rows + PAIR - 1) / PAIR, panels = MOST_SUMS_KEPT / pairs;
-    const bool is_plain = p->activation == NOTHING && !p->is_gated && !p->is_wide;
     float sums[MOST_SUMS_KEPT][4 * SIDE * SIDE] __attribute__((aligned(64)));
+    Multiplied before = {0};
     memset(panel, 0, sizeof panel);
     use_whole_tiles();
     for (; at < end; at += panels * each)
@@ -135,31 +166,31 @@ TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_s
             for (Py_ssize_t from = at, i = 0; i < panels && from < end; from += each, i++) {
                 const Py_ssize_t stop = p->columns - begin < DEPTH ? p->columns : begin + DEPTH, steps = (stop - begin + LANES - 1) / LANES;
                 const int there = end - from < each ? (int)(end - from) : each;
-                const uint16_t *rows[PAIR];  // of the next panel
-                for (int row = 0; how == AS_IT_IS && row < PAIR; row++) rows[row] = row_of_panel(p, from + each, row) + begin;
                 const bool is_whole = how == AS_IT_IS && there == each && (stop - begin) % LANES == 0;
                 const uint16_t *weight = panel, *other = panel + SIDE * NEXT;
                 if (is_whole) weight = row_of_panel(p, from, 0) + begin, other = row_of_panel(p, from, SIDE) + begin;
                 else fill_panel(m, how, from, there, begin, stop, panel);
                 order_memory();
                 for (Py_ssize_t pair = 0; pair < pairs; pair++) {
-                    float *to = sums[p->columns > DEPTH ? i * pairs + pair : 0];
-                    const Py_ssize_t coming = PAIR * pair / pairs, then = how == AS_IT_IS ? PAIR * (pair + 1) / pairs : coming;
+                    float *to = sums[p->columns > DEPTH ? i * pairs + pair : (i * pairs + pair) % 2];
                     const uint16_t *x = m->packed + (pair * m->steps + begin / LANES) * 2 * TILE;
-                    multiply_pair(weight, other, is_whole ? p->columns : NEXT, x, to, steps, !begin, rows + coming, (int)(then - coming));
-                    order_memory();
-                    if (stop < p->columns) continue;
-                    if (is_plain) finish_pair(p, to, from, there, pair * PAIR, true);
-                    else finish_pair(p, to, from, there, pair * PAIR, false);
+                    multiply_pair(weight, other, is_whole ? p->columns : NEXT, x, pair * PAIR + SIDE < p->rows, to, steps, !begin, p, &before, is_plain);
+                    before = stop < p->columns ? (Multiplied){0} : (Multiplied){to, from, pair * PAIR, there};
                 }
             }
     _tile_release();
+    for (int tile = 0, vector = 0; tile < 2; tile++) vector = finish_tile(p, &before, tile, vector, is_plain);
+}
+
+TILED static void many_outputs_AS_IT_IS(const void *given, Py_ssize_t at, Py_ssize_t end) {
+    const Product *p = &((const Many *)given)->product;
+    if (p->activation == NOTHING && !p->is_gated && !p->is_wide) many_outputs(given, AS_IT_IS, at, end, true);
+    else many_outputs(given, AS_IT_IS, at, end, false);
 }
 
 #define OUTPUTS(how) \
-    TILED static void many_outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { many_outputs(given, how, at, end); }
-OUTPUTS(AS_IT_IS) OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
-OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
+    TILED static void many_outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { many_outputs(given, how, at, end, true); }
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4) OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 
 static const Share dequantized_shares[] = {many_outputs_INT8, many_outputs_INT8_GROUPS, many_outputs_FLOAT8, many_outputs_FLOAT8_GROUPS, many_outputs_INT4_GROUPS, many_outputs_UINT4_GROUPS,
