@@ -61,6 +61,7 @@ class Backend:
     numbered       whether a target may end with the number of a device, as in `cuda:1`
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     decode_rows    rows of one decoding call of many sequences, at most
+    rows_together  rows that its products take together: a call of fewer takes as long as one of so many
     prompt_tokens  tokens of a prompt that one call computes, at most: what it takes besides the cache does not grow beyond that
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
     reads_experts  whether products of experts read weights in the formats that others do
@@ -75,6 +76,7 @@ class Backend:
     numbered = False
     captures = False
     decode_rows = 32  # from two to so many, the kernels of a CPU add up each row in one order
+    rows_together = 4
     prompt_tokens = 512
     adds_single_rows_otherwise = False
     uploads = False

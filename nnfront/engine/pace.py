@@ -16,18 +16,16 @@ KEPT = 0.9
 FEW = 3
 """So many requests may wait for a first token until prompts have more than half of the time."""
 
-ROWS = 4
-"""Rows that kernels take together."""
-
 KEPT_CALLS = 0.97
 """What a call still counts a call later."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """`gap`: seconds that two tokens of an answer are to be apart, at most. Where a step of all answers takes most of them, prompts still get their part."""
+    """`gap`: seconds that two tokens of an answer are to be apart, at most. Where a step of all answers takes most of them, prompts still get their part. `rows`: that kernels take together."""
 
     gap: float
+    rows: int = 4
     clock: Callable[[], float] = time.perf_counter
     step: float = 0.0
     part: float = LEAST
@@ -53,7 +51,7 @@ class Pace:
         self._last = self.clock()
 
     def tokens(self, answers: int, prompts: int, most: int) -> int:
-        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and rows by whole `ROWS`. Of its time prompts have
+        """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and whole `rows`. Of its time prompts have
         half at least, and more the more requests wait for a first token.
         """
         base, each = self._cost
@@ -62,7 +60,8 @@ class Pace:
         part = min(max(prompts / (prompts + FEW), LEAST), MOST)
         alone = base + each * answers
         rows = answers + int((max(self.gap, alone / (1 - part)) - alone) / each)
-        return min(max(rows // ROWS * ROWS - answers, ROWS), most)
+        whole = rows // self.rows * self.rows - answers
+        return min(whole if whole > 0 else self.rows, most)
 
     def computed(self, began: float, rows: int) -> None:
         """Count a call, which began then and ends now, of so many rows."""

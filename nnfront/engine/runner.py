@@ -81,7 +81,7 @@ class Runner:
         self._agreed = agreed or (lambda guesses: guesses)
         self._began = began
         self._clock = Clock()
-        self._pace = Pace(scheduler.limits.inter_token_ms / 1e3)
+        self._pace = Pace(scheduler.limits.inter_token_ms / 1e3, compute.session.backend.rows_together)
         self._is_paced = (
             scheduler.limits.inter_token_ms > 0 and compute.can_be_set_aside and not compute.packs
         )

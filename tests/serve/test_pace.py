@@ -251,3 +251,16 @@ def test_prompts_get_their_part_however_long_steps_take() -> None:
     assert not pace.is_due
     now[0] = 3.065
     assert pace.is_due
+
+
+@pytest.mark.parametrize("together", [4, 16])
+def test_calls_have_as_many_rows_as_kernels_take_together(together: int) -> None:
+    now = [0.0]
+    pace = Pace(0.1, together, clock=lambda: now[0])
+    for rows in (8, 64, 128, 256) * 3:
+        now[0] += 0.03 + 0.001 * rows
+        pace.computed(now[0] - 0.03 - 0.001 * rows, rows)
+    assert pace.tokens(8, 1, 256) == 70 // together * together - 8
+    assert pace.tokens(16, 1, 20) == 20
+    assert all((pace.tokens(answers, 4, 4096) + answers) % together == 0 for answers in range(1, 40))
+    assert pace.tokens(0, 1, 256) == 256  # no answer waits

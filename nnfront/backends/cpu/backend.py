@@ -26,7 +26,7 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
-from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
+from nnfront.backends.cpu.extension import NATIVE, TILES, end_threads, instructions, say_what_is_missing
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -74,6 +74,7 @@ class CpuBackend(Backend):
     name = "cpu"
     kernels = KERNELS
     reads_experts = True
+    rows_together = 16 if TILES else 4
     adds_single_rows_otherwise = NATIVE is None
 
     def end_threads(self) -> None:
