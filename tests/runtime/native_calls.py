@@ -25,7 +25,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(4), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "gate": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(4), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:

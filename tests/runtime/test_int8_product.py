@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op, ops, spec
+from nnfront.backends.cpu.activations import ACTIVATIONS, GATES, NO_ACTIVATION
 from nnfront.backends.cpu.extension import NATIVE, work_bytes
 from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as
 from nnfront.quant_format import FORMATS
@@ -55,10 +56,14 @@ class Case:
         self.dense = numbers * self.scales.double().repeat_interleave(columns // self.groups, 1)
 
     def run(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, added: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
+        gate: int = NO_ACTIVATION,
     ) -> torch.Tensor:
-        """The product, its result between bytes that must stay as they are."""
-        (rows, columns), outputs = x.shape, len(self.weight)
+        """The product, of gates the gated one, its result between bytes that must stay as they are."""
+        (rows, columns), outputs = x.shape, len(self.weight) // (1 + (gate != NO_ACTIVATION))
         work = torch.full(
             (work_bytes("multiply_int8", {"rows": rows, "columns": columns, "groups": self.groups}),),
             0xFF,
@@ -68,7 +73,7 @@ class Case:
         sizes = stored_as(self.format), rows, columns, outputs, self.groups
         kind = SCALE_KINDS[self.scales.dtype]
         operands = self.weight, self.scales, self.zeros, x, bias, added, work, beside[GUARD:]
-        NATIVE.multiply_int8(*sizes, kind, 2, *operands)
+        NATIVE.multiply_int8(*sizes, kind, gate, 2, *operands)
         assert (beside[:GUARD] == 7).all()
         assert (beside[-GUARD:] == 7).all()
         return beside[GUARD:-GUARD].view(rows, outputs)
@@ -92,6 +97,47 @@ def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
     exact = rounded(case.x) @ case.dense.T
     exact = exact + (0 if bias is None else bias.double()) + (0 if added is None else added.double())
     case.check(case.run(case.x, bias, added), exact)
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("outputs", [5, 16, 37, 130])
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs, gate):
+    torch.manual_seed(0)
+    case = Case(name, group, 81, 640, 2 * outputs, is_wide=False)
+    case.scales, case.dense = case.scales / 64, case.dense / 64
+    bias = torch.randn(2 * outputs).bfloat16()
+    product = rounded(case.x) @ case.dense.T + bias.double()
+    before, after = product.chunk(2, -1)
+    expected = ACTIVATIONS[gate](before.clone()) * after
+    sizes = case.x.double().abs() @ case.dense.abs().T + bias.double().abs()
+    slack = (before.abs() + 1) * sizes[:, outputs:] + (after.abs() + 1) * 2 * sizes[:, :outputs]
+    for rows in (1, 3, 8, 17, 64, 81):
+        y = case.run(case.x[:rows].clone(), bias, gate=GATES.index(gate))
+        assert (
+            (y.double() - expected[:rows]).abs() <= expected[:rows].abs() * 2.0**-8 + slack[:rows] * 2.0**-19
+        ).all()
+        together = y
+    for row in (0, 15, 16, 80):
+        assert torch.equal(
+            case.run(case.x[row : row + 1].clone(), bias, gate=GATES.index(gate))[0], together[row]
+        )
+
+
+@pytest.mark.parametrize("size", [2.0**-133, 2.0**-126, 2.0**-119, 2.0**-117, 1.0, 2.0**120])
+def test_rows_are_rounded_as_divisions_are(size):
+    """All that two bfloat16 may be to each other: a row for each of the largest, and a weight that tells the integers."""
+    largest = (1 + torch.arange(128) / 128) * size
+    columns = torch.cat([-(1 + torch.arange(128) / 128) * 2.0**-power for power in range(9)]).double()
+    x = torch.minimum(largest.double()[:, None], (columns * size)[None].abs()) * columns.sign()
+    x[:, 0] = largest
+    x = x.bfloat16()
+    case = Case("int8", None, 128, 1152, 1152, is_wide=True)
+    case.x, case.weight, case.scales = x, torch.eye(1152).to(torch.int8), torch.ones(1152, 1)
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    expected = ((x.float() / scale).round() * scale).bfloat16()
+    assert torch.equal(case.run(x), expected)
+    assert torch.equal(torch.cat([case.run(row[None].clone()) for row in x[::16]]), expected[::16])
 
 
 @pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
@@ -144,10 +190,10 @@ def test_rows_of_any_size_are_rounded_by_their_own(size):
 def test_wrong_numbers_are_refused_before_memory_is_touched():
     y = torch.full((512,), torch.nan)
 
-    def call(stored: int, columns: int, groups: int, kind: int = 0) -> None:
+    def call(stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4) -> None:
         operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
         NATIVE.multiply_int8(
-            stored, 1, columns, 4, groups, kind, 1, *operands, None, None, torch.zeros(4096), y
+            stored, 1, columns, 4, groups, kind, gate, 1, *operands, None, None, torch.zeros(4096), y
         )
 
     for stored in (2, 3, 6, 7):
@@ -155,6 +201,8 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
             call(stored, 128, 1 if stored != 6 else 4)
     with pytest.raises(ValueError, match="scales that are floats, got 2"):
         call(0, 64, 1, 2)
+    with pytest.raises(ValueError, match="0 to 4 for gates, got 5"):
+        call(0, 64, 1, 0, 5)
     with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 64 columns"):
         call(1, 64, 3)
     assert y.isnan().all()

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu.activations import GATES, activation, activation_name
+from nnfront.backends.cpu.activations import activation, activation_number
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.in_c import by_reference, in_c, kernel
-from nnfront.backends.cpu.linear import gated, gated_product_bytes, write_gate
+from nnfront.backends.cpu.linear import gated, gated_product_bytes
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as
 from nnfront.backends.cpu.tape_builder import (
     Operand,
@@ -77,21 +77,19 @@ def _write(
     stored, group = stored_as(format), format.group_size
     if stored is None:
         raise Refused(f"there is no kernel for {format}")
-    columns, outputs = x.shape[-1], weight.shape[0]
+    columns, outputs = x.shape[-1], weight.shape[0] // (1 + is_gated)
     rows, groups = prod(x.shape[:-1]), columns // group if group else 1
     demand(rows > 0 and columns > 0, "there are no rows")
     demand_bfloat16(x=x, bias=bias, residual=residual)
     demand(scales.dtype in (torch.bfloat16, torch.float32), f"scales are {scales.dtype}")
     shape = (*x.shape[:-1], outputs)
     demand(residual is None or residual.shape == shape, "the residual is broadcast")
-    is_known = not is_gated or activation_name(run) in GATES
-    demand(is_known, f"there is no {run.attrs.get('activation')} in the kernel")
-    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2) if is_gated else shape)
-    product = Value(builder.take(rows * outputs * x.dtype.itemsize), (rows, outputs)) if is_gated else y
-    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
-    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, residual, product)
-    if is_gated:
-        write_gate(builder, run, product, y)
+    gate = activation_number(run)
+    if gate is None:
+        raise Refused(f"there is no {run.attrs['activation']} in the kernel")
+    y = builder.make(run.outputs[0], shape)
+    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], gate, builder.threads
+    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, residual, y)
     return (y,)
 
 

@@ -123,12 +123,14 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
     const struct multiply_int8 *n = p->n;
     const Py_ssize_t over = p->bytes % VECTOR;
     Four scales[FLOATS], offsets[FLOATS];
-    float sums[FEW * FLOATS];
+    float sums[2][FEW * FLOATS];
     uint8_t ends[FOUR][VECTOR] = {{0}};
     for (int i = 0; i < FLOATS; i++) offsets[i] = (float)(halves == 1 ? BYTES_MORE : 8) - (Four){0};
     for (; vector < last; vector++) {
-        memset(sums, 0, sizeof *sums * (size_t)(n->rows * FLOATS));
-        for (Py_ssize_t at = vector * FLOATS; at < (vector + 1) * FLOATS && at < n->outputs; at += FOUR) {
+        memset(sums, 0, sizeof sums);
+        for (Py_ssize_t four = 0; four < (1 + is_gated(n)) * FLOATS; four += FOUR) {  // gates, then what they are multiplied with
+            const Py_ssize_t half = four / FLOATS, lane = four % FLOATS, at = half * n->outputs + vector * FLOATS + lane;
+            if (vector * FLOATS + lane >= n->outputs) continue;
             const uint8_t *weight[FOUR];
             for (int i = 0; i < FOUR; i++) {
                 weight[i] = (const uint8_t *)n->quantized + output_of(p, at, i) * p->bytes;
@@ -138,12 +140,12 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
                 const Py_ssize_t parts = p->parts - first < FLOATS ? p->parts - first : FLOATS;
                 if (!first || n->stored != INT8) factors_of_four(p, at, first, scales, offsets);
                 if (n->rows == 1 && n->stored == INT8) {
-                    dot_in_turn(p, weight, ends, scales, offsets, first, parts, sums + at % FLOATS);
+                    dot_in_turn(p, weight, ends, scales, offsets, first, parts, sums[half] + lane);
                     continue;
                 }
                 for (Py_ssize_t row = 0, rows; row < n->rows; row += rows) {
                     rows = n->rows - row >= FEW_IN_BLOCK ? (Py_ssize_t)FEW_IN_BLOCK : n->rows - row >= 2 ? 2 : 1;
-                    float *to = sums + row * FLOATS + at % FLOATS;
+                    float *to = sums[half] + row * FLOATS + lane;
 #define ROWS(count) case count: dot_parts(p, weight, ends, scales, offsets, first, parts, row, to, halves, within, count); break;
                     switch (rows) {
                         ROWS(1) ROWS(2)
@@ -155,7 +157,7 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
                 }
             }
         }
-        finish_rows(p, vector * FLOATS, 0, n->rows, sums);
+        finish_rows(p, vector * FLOATS, 0, n->rows, sums[0], sums[1]);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include <math.h>
 
+#include "activation.h"
 #include "quantized_values.h"
 
 // Rows of x that are multiplied at once: as many sums as there are registers for.
@@ -23,6 +24,11 @@ enum {
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
     OF_TILE = 16,  // rows, and fours of columns, of a tile
+#if AVX512 || AVX2 || NEON
+    LEAST_INVERTED = 10 << 7,  // bfloat16 from which on a row is divided by multiplications: what they lack is a float with all its bits
+#else
+    LEAST_INVERTED = 1 << 15,
+#endif
 #if BYTES_BY_FOURS && NEON
     BYTES_MORE = 0,  // a weight's bytes are multiplied as they are
 #else
@@ -41,11 +47,11 @@ typedef uint8_t AllBytes OF(VECTOR);
 typedef struct {
     const struct multiply_int8 *n;
     float *scales;             // [rows]
-    float *sums;               // [rows, parts], or for tiles [rows / 16, parts, 16], of quantised values
+    float *sums;               // [rows, parts], or for tiles, which need them for zero points alone, [rows / 16, parts, 16], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
     Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
-    Py_ssize_t bytes;          // of an output
+    Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates
     bool is_few, is_tiled;
 } Int8;
 
@@ -75,7 +81,22 @@ INLINE Py_ssize_t place_of_sum(const Int8 *p, Py_ssize_t row, Py_ssize_t part) {
 // What integers of a weight are more than the weight's, where that is the same for all outputs.
 INLINE int one_offset(const struct multiply_int8 *n) { return n->stored == INT4_GROUPS ? 8 : BYTES_MORE; }
 
+INLINE bool is_gated(const struct multiply_int8 *n) { return n->gate != NOTHING; }
+
 INLINE bool has_one_offset(const Int8 *p) { return !p->is_few && p->n->stored != UINT4_GROUPS; }
+
+// STEP quantised values, as they meet the weight.
+FAST INLINE void in_order(const Ints *quantized, const bool is_four_bits, Rounded *to) {
+#if AVX512 && BYTES_BY_FOURS
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)*quantized), order = _mm_set_epi8(15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1, 6, 4, 2, 0);
+    _mm_storeu_si128((__m128i *)to, is_four_bits ? _mm_shuffle_epi8(bytes, order) : bytes);
+#else
+    int32_t numbers[STEP];
+    memcpy(numbers, quantized, sizeof numbers);
+#pragma GCC unroll 16
+    for (int i = 0; i < STEP; i++) to[i] = (Rounded)numbers[i / 8 * 8 + column_of_number(is_four_bits, i % 8)];
+#endif
+}
 
 // Round a row, which is number `at` of a block of `rows` that begins at `to`.
 FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
@@ -85,35 +106,40 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         const uint16_t size = x[i] & 0x7FFF;
         most = size > most ? size : most;
     }
-    const bool is_finite = most < 0x7F80;
-    const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f;
+    const bool is_finite = most < 0x7F80, is_divided = most < LEAST_INVERTED;
+    const bool is_summed = !p->is_tiled || !has_one_offset(p);
+    const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f, inverse = 1.0f / scale;
     p->scales[row] = scale;
     for (Py_ssize_t part = 0, first = 0; first < p->padded; part++) {
-        const Py_ssize_t end = first + p->length < p->padded ? first + p->length : p->padded;
+        const Py_ssize_t end = is_summed && first + p->length < p->padded ? first + p->length : p->padded;
         Ints sum = {0};
         for (; first < end; first += STEP) {
-            int32_t quantized[STEP];
-            for (int i = 0; i < STEP; i += FLOATS) {
-                const Py_ssize_t left = columns - first - i;
-                const Floats values = widened_vector(x + first + i, first_lanes(left > 0 ? left : 0));
-                const Ints integers = __builtin_convertvector(is_finite ? nearest(values / all(scale)) : all(0.0f), Ints);
-                memcpy(quantized + i, &integers, sizeof integers);
-                sum += integers;
+            Ints quantized[STEP / FLOATS];
+#pragma GCC unroll 4
+            for (int i = 0; i < STEP / FLOATS; i++) {
+                const Py_ssize_t left = columns - first - i * FLOATS;
+                const Floats values = widened_vector(x + first + i * FLOATS, first_lanes(left > 0 ? left : 0)), near = values * all(inverse);
+                // What is left of a division and times the inverse is what its result lacks: so it is rounded as a division is.
+                const Floats quotients = is_divided ? values / all(scale) : fused(fused(all(-scale), near, values), all(inverse), near);
+                quantized[i] = __builtin_convertvector(is_finite ? nearest(quotients) : all(0.0f), Ints);
+                sum += quantized[i];
+            }
+            Rounded ordered[STEP];
+            in_order(quantized, is_four_bits, ordered);
+            if (p->is_tiled) {
+                memcpy(to + place_in_tile(first / FOUR, at) * FOUR, ordered, sizeof ordered);
+                continue;
             }
             for (int four = 0; four < STEP / FOUR; four++) {
-                const Py_ssize_t number = first / FOUR + four;
-                const Py_ssize_t place = p->is_few ? place_of_four(is_four_bits, number) : p->is_tiled ? place_in_tile(number, at) : number * rows + at;
-                Rounded ordered[FOUR];
-#pragma GCC unroll 4
-                for (int i = 0; i < FOUR; i++) ordered[i] = (Rounded)quantized[four / 2 * 8 + column_of_number(is_four_bits, four % 2 * FOUR + i)];
-                memcpy(to + place * FOUR, ordered, sizeof ordered);
+                const Py_ssize_t number = first / FOUR + four, place = p->is_few ? place_of_four(is_four_bits, number) : number * rows + at;
+                memcpy(to + place * FOUR, ordered + four * FOUR, FOUR * sizeof *ordered);
             }
         }
         int32_t all_of = 0;
         for (int i = 0; i < FLOATS; i++) all_of += sum[i];
-        if (part >= p->parts) continue;
-        if (has_one_offset(p)) p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
-        else p->sums[place_of_sum(p, row, part)] = (float)all_of;
+        if (!is_summed || part >= p->parts) continue;
+        if (!has_one_offset(p)) p->sums[place_of_sum(p, row, part)] = (float)all_of;
+        else p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
     }
 }
 
@@ -164,7 +190,7 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const in
 }
 
 // The output of a lane of a vector of outputs from `at` on; the last one again where there are fewer.
-FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->n->outputs ? at + lane : p->n->outputs - 1; }
+FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->outputs ? at + lane : p->outputs - 1; }
 
 // Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0 or for tiles as those of the weight, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
@@ -241,13 +267,18 @@ FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats 
     for (int i = 0; i < rows; i++) store(to + i * FLOATS, sums[i]);
 }
 
-FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums) {
+// Write a vector of outputs of some rows from their sums, and if they are gates those of what these are multiplied with.
+FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums, const float *others) {
     const struct multiply_int8 *n = p->n;
     const Lanes there = first_lanes(n->outputs - at);
-    const Floats bias = n->bias ? widened_vector((const uint16_t *)n->bias + at, there) : all(0.0f);
-    for (Py_ssize_t row = first; row < end; row++) {
+    const uint16_t *biases = n->bias;
+    const Floats bias = biases ? widened_vector(biases + at, there) : all(0.0f);
+    const Floats other_bias = biases && is_gated(n) ? widened_vector(biases + n->outputs + at, there) : all(0.0f);
+    for (Py_ssize_t row = first; row < end; row++, sums += FLOATS, others += FLOATS) {
         const Py_ssize_t to = row * n->outputs + at;
-        Floats y = fused(floats(sums + (row - first) * FLOATS), all(p->scales[row]), bias);
+        const Floats scale = all(p->scales[row]);
+        Floats y = activated(fused(floats(sums), scale, bias), (Activation)n->gate);
+        if (is_gated(n)) y *= fused(floats(others), scale, other_bias);
         if (n->added) y += widened_vector((const uint16_t *)n->added + to, there);
         store_rounded((uint16_t *)n->y + to, there, y);
     }
@@ -261,35 +292,40 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #include "int8_tiles.h"
 #endif
 
+// Make the sums of the rows `from` to `to` and of FLOATS outputs of the weight from `at` on.
+FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to, float *sums) {
+    Bits weight[CHUNK / FOUR];
+    Floats scales[CHUNK / 32], offsets[CHUNK / 32];  // groups of 32 or more
+    for (Py_ssize_t first = 0; first < p->padded; first += CHUNK) {
+        const Py_ssize_t end = p->padded - first < CHUNK ? p->padded : first + CHUNK;
+        arrange_chunk(p, at, first, end < p->n->columns ? end : p->n->columns, weight);
+        factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
+        for (Py_ssize_t row = from, rows; row < to; row += rows) {
+            rows = rows_of_block(p->n->rows - row);
+            float *of = sums + (row - from) * FLOATS;
+#define BLOCK(has_offsets, count) multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, has_offsets, count)
+#define ROWS(count) case count: if (has_one_offset(p)) BLOCK(false, count); else BLOCK(true, count); break;
+            switch (rows) {
+                ROWS(1) ROWS(2) ROWS(4)
+#if IN_BLOCK == 12
+                ROWS(8) ROWS(12)
+#endif
+            }
+#undef ROWS
+#undef BLOCK
+        }
+    }
+}
+
 // Vectors of outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
     const Int8 *p = given;
-    Bits weight[CHUNK / FOUR];
-    Floats scales[CHUNK / 32], offsets[CHUNK / 32];  // groups of 32 or more
-    float sums[NEAR_ROWS * FLOATS];
+    float sums[2][NEAR_ROWS * FLOATS];
     for (; vector < last; vector++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
             const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
-            for (Py_ssize_t first = 0; first < p->padded; first += CHUNK) {
-                const Py_ssize_t end = p->padded - first < CHUNK ? p->padded : first + CHUNK;
-                arrange_chunk(p, at, first, end < p->n->columns ? end : p->n->columns, weight);
-                factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
-                for (Py_ssize_t row = from, rows; row < to; row += rows) {
-                    rows = rows_of_block(p->n->rows - row);
-                    float *of = sums + (row - from) * FLOATS;
-#define BLOCK(has_offsets, count) multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, has_offsets, count)
-#define ROWS(count) case count: if (has_one_offset(p)) BLOCK(false, count); else BLOCK(true, count); break;
-                    switch (rows) {
-                        ROWS(1) ROWS(2) ROWS(4)
-#if IN_BLOCK == 12
-                        ROWS(8) ROWS(12)
-#endif
-                    }
-#undef ROWS
-#undef BLOCK
-                }
-            }
-            finish_rows(p, at, from, to, sums);
+            for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, half * p->n->outputs + at, from, to, sums[half]);
+            finish_rows(p, at, from, to, sums[0], sums[1]);
         }
 }
 
@@ -298,8 +334,9 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
+    if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
-    Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns)};
+    Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP;
 #if HAS_TILES
@@ -313,6 +350,6 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
-    in_shares(outputs, &p, vectors, QUANTIZED_SHARE / (p.bytes * FLOATS + 1) + 1, n->outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    in_shares(outputs, &p, vectors, QUANTIZED_SHARE / (p.bytes * FLOATS * (1 + is_gated(n)) + 1) + 1, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     return NULL;
 }

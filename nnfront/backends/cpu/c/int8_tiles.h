@@ -90,7 +90,7 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
     Bits weight[TOGETHER][CHUNK / FOUR] __attribute__((aligned(64)));
     Floats scales[TOGETHER][CHUNK / 32], offsets[TOGETHER][CHUNK / 32];
     float sums[TOGETHER][NEAR_ROWS * FLOATS];
-    const int together = rows > FEW_TILED ? TOGETHER : 1;
+    const int halves = 1 + is_gated(p->n), together = rows > FEW_TILED ? TOGETHER / halves : 1;
     if (p->length < IN_TILE) use_half_tiles(); else use_whole_tiles();
     for (; vector < last; vector += together)
         for (Py_ssize_t from = 0; from < rows; from += NEAR_ROWS) {
@@ -98,21 +98,24 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
             const int count = last - vector < together ? (int)(last - vector) : together;
             for (Py_ssize_t first = 0; first < columns; first += CHUNK) {
                 const Py_ssize_t end = columns - first < CHUNK ? columns : first + CHUNK;
-                for (int i = 0; i < count; i++) {
-                    arrange_chunk(p, (vector + i) * FLOATS, first, end, weight[i]);
-                    factors_of_parts(p, (vector + i) * FLOATS, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
+                for (int i = 0; i < halves * count; i++) {  // gates, then what they are multiplied with
+                    const Py_ssize_t at = i / count * p->n->outputs + (vector + i % count) * FLOATS;
+                    arrange_chunk(p, at, first, end, weight[i]);
+                    factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
                 }
                 order_memory();
                 for (Py_ssize_t row = from; row < to; row += OF_TILE) {
                     float *of = sums[0] + (row - from) * FLOATS;
-                    if (end == columns) fetch_results(p, vector, count, row, to - row < OF_TILE ? to : row + OF_TILE);
-#define ROWS(has_zeros, is_half) multiply_sixteen(p, weight, scales, offsets, (size_t)count, first, end, row, of, has_zeros, is_half)
+                    const Py_ssize_t stop = to - row < OF_TILE ? to : row + OF_TILE;
+                    if (end == columns) fetch_results(p, vector, count, row, stop);
+#define ROWS(has_zeros, is_half) multiply_sixteen(p, weight, scales, offsets, (size_t)(halves * count), first, end, row, of, has_zeros, is_half)
                     if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
                     else if (p->length < IN_TILE) ROWS(true, true);
                     else if (has_one_offset(p)) ROWS(false, false);
                     else ROWS(true, false);
 #undef ROWS
-                    for (int i = 0; end == columns && i < count; i++) finish_rows(p, (vector + i) * FLOATS, row, to - row < OF_TILE ? to : row + OF_TILE, of + i * NEAR_ROWS * FLOATS);
+                    for (int i = 0; end == columns && i < count; i++)
+                        finish_rows(p, (vector + i) * FLOATS, row, stop, of + i * NEAR_ROWS * FLOATS, of + (halves - 1) * (count + i) * NEAR_ROWS * FLOATS);
                 }
             }
         }
