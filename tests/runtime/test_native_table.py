@@ -87,6 +87,7 @@ FREE = {
     "bias_bytes",
     "positions",
     "activation",
+    "gate",
     "with_tiles",
     "is_wide_state",
     "has_gates_of_keys",

@@ -7,7 +7,7 @@
 enum {
     LEAST_TILED = 8,  // rows for which that pays
     IN_TILE = 64,     // columns of a step; groups may have half as many
-    TOGETHER = 4,     // vectors of outputs that are multiplied with rows of x while these are near
+    TOGETHER = 8,     // vectors of outputs that are multiplied with rows of x while these are near
     FEW_TILED = 64,   // rows that are near anyway
 };
 
@@ -90,34 +90,37 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
     Bits weight[TOGETHER][CHUNK / FOUR] __attribute__((aligned(64)));
     Floats scales[TOGETHER][CHUNK / 32], offsets[TOGETHER][CHUNK / 32];
     float sums[TOGETHER][NEAR_ROWS * FLOATS];
-    const int halves = 1 + is_gated(p->n), together = rows > FEW_TILED ? TOGETHER / halves : 1;
+    const int halves = 1 + is_gated(p->n), together = TOGETHER / halves;
     if (p->length < IN_TILE) use_half_tiles(); else use_whole_tiles();
     for (; vector < last; vector += together)
         for (Py_ssize_t from = 0; from < rows; from += NEAR_ROWS) {
             const Py_ssize_t to = rows - from < NEAR_ROWS ? rows : from + NEAR_ROWS;
-            const int count = last - vector < together ? (int)(last - vector) : together;
-            for (Py_ssize_t first = 0; first < columns; first += CHUNK) {
-                const Py_ssize_t end = columns - first < CHUNK ? columns : first + CHUNK;
-                for (int i = 0; i < halves * count; i++) {  // gates, then what they are multiplied with
-                    const Py_ssize_t at = i / count * p->n->outputs + (vector + i % count) * FLOATS;
-                    arrange_chunk(p, at, first, end, weight[i]);
-                    factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
-                }
-                order_memory();
-                for (Py_ssize_t row = from; row < to; row += OF_TILE) {
-                    float *of = sums[0] + (row - from) * FLOATS;
-                    const Py_ssize_t stop = to - row < OF_TILE ? to : row + OF_TILE;
-                    if (end == columns) fetch_results(p, vector, count, row, stop);
-#define ROWS(has_zeros, is_half) multiply_sixteen(p, weight, scales, offsets, (size_t)(halves * count), first, end, row, of, has_zeros, is_half)
-                    if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
-                    else if (p->length < IN_TILE) ROWS(true, true);
-                    else if (has_one_offset(p)) ROWS(false, false);
-                    else ROWS(true, false);
+            const int count = last - vector < together ? (int)(last - vector) : together, all_of = halves * count;  // gates, then what they are multiplied with
+            const int at_once = rows > FEW_TILED ? all_of : 1;  // few rows read the weight in the order of memory
+            for (int begin = 0; begin < all_of; begin += at_once)
+                for (Py_ssize_t first = 0; first < columns; first += CHUNK) {
+                    const Py_ssize_t end = columns - first < CHUNK ? columns : first + CHUNK;
+                    const bool are_last = end == columns && begin + at_once == all_of;
+                    for (int i = 0; i < at_once; i++) {
+                        const Py_ssize_t at = (begin + i) / count * p->n->outputs + (vector + (begin + i) % count) * FLOATS;
+                        arrange_chunk(p, at, first, end, weight[i]);
+                        factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
+                    }
+                    order_memory();
+                    for (Py_ssize_t row = from; row < to; row += OF_TILE) {
+                        float *of = sums[0] + (row - from) * FLOATS;
+                        const Py_ssize_t stop = to - row < OF_TILE ? to : row + OF_TILE;
+                        if (are_last) fetch_results(p, vector, count, row, stop);
+#define ROWS(has_zeros, is_half) multiply_sixteen(p, weight, scales, offsets, (size_t)at_once, first, end, row, of + begin * NEAR_ROWS * FLOATS, has_zeros, is_half)
+                        if (p->length < IN_TILE && has_one_offset(p)) ROWS(false, true);
+                        else if (p->length < IN_TILE) ROWS(true, true);
+                        else if (has_one_offset(p)) ROWS(false, false);
+                        else ROWS(true, false);
 #undef ROWS
-                    for (int i = 0; end == columns && i < count; i++)
-                        finish_rows(p, (vector + i) * FLOATS, row, stop, of + i * NEAR_ROWS * FLOATS, of + (halves - 1) * (count + i) * NEAR_ROWS * FLOATS);
+                        for (int i = 0; are_last && i < count; i++)
+                            finish_rows(p, (vector + i) * FLOATS, row, stop, of + i * NEAR_ROWS * FLOATS, of + (halves - 1) * (count + i) * NEAR_ROWS * FLOATS);
+                    }
                 }
-            }
         }
     _tile_release();
 }
