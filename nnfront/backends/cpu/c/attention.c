@@ -13,7 +13,7 @@
 
 enum {
     MOST_FEATURES = 4096,    // of a key and a value: a block of them lies on the stack
-    PIECE_ROWS = 128,        // rows of a piece
+    PIECE_ROWS = 256,        // rows of a piece
     PIECE_SUMS = 1 << 15,    // sums of a piece, which the second cache holds beside a block
     PIECES = 4,              // for each thread: with fewer, blocks are shared
     STATES = 17,             // for each thread: what blocks leave when they are shared (`work` in kernels.def has room for them)
@@ -42,7 +42,7 @@ typedef struct {
     uint16_t *y;               // [batch, tokens, groups, shared, value_size]
     Py_ssize_t batch, tokens, groups, shared, size, value_size, padded, capacity, columns, pool, window, next_q;
     Py_ssize_t bias_bytes, next_bias, next_bias_head, next_bias_token;
-    bool has_wide_sinks;
+    bool has_wide_sinks, is_tiled;
     float scale, softcap;
     Piece *pieces;
     Py_ssize_t rows;           // of a piece at most
@@ -50,9 +50,9 @@ typedef struct {
     Py_ssize_t blocks, block, together, state;
 } Attention;
 
-// Which positions some rows of a piece see, and which all of them.
+// Which positions a query sees, or some rows of a piece.
 typedef struct {
-    Py_ssize_t from, to, all_from, all_to;
+    Py_ssize_t from, to;
 } Seen;
 
 // Which token of `stored`, and of its scales, is that of a sequence and a key head at a position.
@@ -70,11 +70,16 @@ INLINE Py_ssize_t oldest(const Attention *a, Py_ssize_t length) {
 // How many tokens a query sees, if it sees all.
 INLINE Py_ssize_t length_of(const Attention *a, Py_ssize_t query) { return a->lengths[query / a->tokens] - (a->tokens - 1 - query % a->tokens); }
 
+INLINE Seen seen_by_query(const Attention *a, Py_ssize_t query) {
+    const Py_ssize_t to = length_of(a, query);
+    return (Seen){oldest(a, to), to};
+}
+
 static Seen seen_by(const Attention *a, const Piece *p) {
-    Seen seen = {PTRDIFF_MAX, 0, 0, PTRDIFF_MAX};
+    Seen seen = {PTRDIFF_MAX, 0};
     for (Py_ssize_t query = p->first / a->shared; query * a->shared < p->end; query++) {
-        const Py_ssize_t to = length_of(a, query), from = oldest(a, to);
-        seen = (Seen){least(seen.from, from), most(seen.to, to), most(seen.all_from, from), least(seen.all_to, to)};
+        const Seen its = seen_by_query(a, query);
+        seen = (Seen){least(seen.from, its.from), most(seen.to, its.to)};
     }
     return seen;
 }
@@ -132,7 +137,7 @@ INLINE const void *bias_of(const Attention *a, Py_ssize_t row, Py_ssize_t group,
 FAST static void take_queries(Factor *to, const Attention *a, const Piece *p, Py_ssize_t group, Py_ssize_t width) {
     for (Py_ssize_t row = p->first; row < p->end; row++, to += width) {
         const uint16_t *q = a->q + row / a->shared * a->next_q + (group * a->shared + row % a->shared) * a->size;
-        to[width - 1] = 0;
+        memset(to + a->size, 0, (size_t)(width - a->size) * sizeof *to);
 #if PAIRS
         memcpy(to, q, (size_t)a->size * sizeof *to);
 #else
@@ -141,47 +146,85 @@ FAST static void take_queries(Factor *to, const Attention *a, const Piece *p, Py
     }
 }
 
+// What each row of a piece sees.
+static void find_seen(Seen *to, const Attention *a, const Piece *p) {
+    for (Py_ssize_t row = p->first; row < p->end;) {
+        const Py_ssize_t query = row / a->shared, end = least(p->end, (query + 1) * a->shared);
+        const Seen seen = seen_by_query(a, query);
+        for (; row < end; row++) *to++ = seen;
+    }
+}
+
+// The same of the block that begins at a position. Returns whether all see the same.
+static bool find_parts(Part *to, const Seen *seen, Py_ssize_t rows, Py_ssize_t begin) {
+    Py_ssize_t others = 0;
+    for (Py_ssize_t i = 0; i < rows; i++) {
+        const Py_ssize_t first = most(seen[i].from - begin, 0), end = least(seen[i].to - begin, TOKENS);
+        to[i] = first < end ? (Part){first, end} : (Part){0, 0};
+        others += to[i].first != to[0].first || to[i].end != to[0].end;
+    }
+    return !others;
+}
+
 // Attend with the rows of a piece to what they see in blocks of tokens.
 FAST static void attend_piece(const Attention *a, const Piece *p, const Seen *seen, Py_ssize_t group, Py_ssize_t block, Py_ssize_t end, float *state) {
-    const Py_ssize_t width = (a->size + 1) / 2 * 2;
+    const Py_ssize_t width = rounded_up(a->size, a->is_tiled ? LANES : 2), rows = p->end - p->first;
     uint16_t scratch[a->keys.scales ? TOKENS * (a->keys.step + a->values.step) : 1];
     uint32_t keys[rounded_up(a->size, LANES) / 2 * TOKENS] __attribute__((aligned(64))), values[TOKENS / 2 * a->padded] __attribute__((aligned(64)));
-    Factor queries[a->rows * width];
-    const void *bias[AT_ONCE];
-    const Laid laid = {keys, values, width / 2, a->padded};
-    const Scoring how = {a->scale, a->softcap, a->bias ? bias : NULL, a->bias_bytes};
+    Factor queries[(rows + FLOATS - 1) * width] __attribute__((aligned(64)));  // tiles reach behind the last ones
+    Seen seen_by_rows[rows];
+    Part parts[rows];
+    const void *bias[a->bias ? rows : 1];
+    const bool is_plain = !(a->softcap > 0.0f) && !a->bias && a->scale > 0.0f;
+    const Laid laid = {keys, values, width / 2, a->padded, rounded_up(a->size, LANES) / 2 * FLOATS};
     Block b;
     take_queries(queries, a, p, group, width);
+    find_seen(seen_by_rows, a, p);
+    if (a->is_tiled) begin_tiles(rows);
     for (; block < end; block++) {
         const Py_ssize_t begin = block * TOKENS;
-        const bool is_whole = seen->all_from <= begin && begin + TOKENS <= seen->all_to;
+        const bool are_same = find_parts(parts, seen_by_rows, rows, begin);
         find(&b, a, p->lead / a->tokens, group, begin, most(seen->from - begin, 0), least(seen->to - begin, TOKENS), scratch);
-        lay_keys(&laid, &b, a->size);
+        if (!a->is_tiled || rows > 1) lay_keys(&laid, &b, a->size);
         lay_values(&laid, &b, a->value_size);
-        for (Py_ssize_t row = p->first, next; row < p->end; row = next) {
-            // Where not all see the same, the rows of a query do.
-            const Py_ssize_t query = row / a->shared, left = (is_whole ? p->end : least(p->end, (query + 1) * a->shared)) - row;
-            const Py_ssize_t length = length_of(a, query), from = most(oldest(a, length) - begin, 0), to = least(length - begin, TOKENS);
-            next = row + least(left, AT_ONCE);
-            if (from >= to) continue;
-            for (Py_ssize_t i = row; a->bias && i < next; i++) bias[i - row] = bias_of(a, i, group, begin);
-            attend_block(state_at(a, state, row - p->first), queries + (row - p->first) * width, &laid, from, to, &how, next - row);
+        for (Py_ssize_t i = 0; a->bias && i < rows; i++) bias[i] = bias_of(a, p->first + i, group, begin);
+        // By tiles a row has weights of 0 for what others see, which numbers are not changed by.
+        const bool are_apart = !a->is_tiled || (!are_same && !are_numbers(&laid, b.start, b.end));
+        for (Py_ssize_t row = 0, next; row < rows; row = next) {
+            const Part *part = parts + row;
+            for (next = row + 1; next < rows && !(are_apart && memcmp(part, parts + next, sizeof *part));) next++;
+            const Scoring how = {a->scale, a->softcap, is_plain, a->bias ? bias + row : NULL, a->bias_bytes};
+            if (a->is_tiled && rows == 1) {
+                attend_row_by_tiles(state_at(a, state, row), queries, &b, a->size, &laid, &how);
+            } else if (a->is_tiled) {
+                if (are_apart) b.start = part->first, b.end = part->end, lay_values(&laid, &b, a->value_size);
+                attend_by_tiles(state_at(a, state, row), queries + row * width, &laid, part, &how, next - row);
+            } else if (part->first < part->end) {
+                next = least(next, row + AT_ONCE);
+                attend_block(state_at(a, state, row), queries + row * width, &laid, part->first, part->end, &how, next - row);
+            }
         }
     }
+    if (a->is_tiled) end_tiles();
 }
 
 // Divide the sums of rows by the sums of their weights, to which sinks are added; zeros where nothing is seen.
 FAST static void divide(const Attention *a, const Piece *p, Py_ssize_t group, float *state) {
+    const Py_ssize_t rows = rounded_up(p->end - p->first, FLOATS);
+    float sinks[rows], ones[rows], kept[rows], added[rows];
+    for (Py_ssize_t i = 0; i < rows; i++) {
+        const Py_ssize_t head = group * a->shared + (p->first + i) % a->shared;
+        sinks[i] = !a->sinks ? -INFINITY : a->has_wide_sinks ? ((const float *)a->sinks)[head] : widened(((const uint16_t *)a->sinks)[head]);
+        ones[i] = 1.0f;
+    }
+    join_weights(state_at(a, state, 0), sinks, ones, kept, added, p->end - p->first);
     for (Py_ssize_t row = p->first; row < p->end; row++) {
         const State s = state_at(a, state, row - p->first);
         const Py_ssize_t head = group * a->shared + row % a->shared;
-        float sink = -INFINITY, kept[AT_ONCE], added[AT_ONCE];
-        if (a->sinks) sink = a->has_wide_sinks ? ((const float *)a->sinks)[head] : widened(((const uint16_t *)a->sinks)[head]);
-        join_weights(s, &sink, &(float){1.0f}, kept, added, 1);
         uint16_t *y = a->y + (row / a->shared * a->groups * a->shared + head) * a->value_size;
         if (s.totals[0] == 0.0f) memset(s.sums, 0, (size_t)a->padded * sizeof *s.sums), s.totals[0] = 1.0f;
         for (Py_ssize_t i = 0; i < a->value_size; i += LANES) {
-            const Floats even = floats(s.sums + i) * kept[0] / s.totals[0], odd = floats(s.sums + i + FLOATS) * kept[0] / s.totals[0];
+            const Floats even = floats(s.sums + i) * kept[row - p->first] / s.totals[0], odd = floats(s.sums + i + FLOATS) * kept[row - p->first] / s.totals[0];
             const Bits both = nearest_bits(even) | nearest_bits(odd) << 16;
             if (i + LANES <= a->value_size) memcpy(y + i, &both, sizeof both);
             else memcpy(y + i, &both, (size_t)(a->value_size - i) * sizeof *y);
@@ -223,14 +266,15 @@ FAST static void join(const void *attention, Py_ssize_t first, Py_ssize_t end) {
         const Piece *p = a->pieces + first / a->groups;
         float *state = a->states + first * (1 + a->together) * a->state, *next = state + a->state;
         if (!a->block) empty(a, state);
-        for (Py_ssize_t i = 0; i < a->together; i++, next += a->state)
-            for (Py_ssize_t row = 0; row < p->end - p->first; row++) {
-                const State s = state_at(a, state, row), other = state_at(a, next, row);
-                float kept[AT_ONCE], added[AT_ONCE];
-                join_weights(s, other.greatest, other.totals, kept, added, 1);
-                for (Py_ssize_t j = 0; j < a->padded; j += FLOATS)
-                    store(s.sums + j, fused(floats(other.sums + j), all(added[0]), floats(s.sums + j) * kept[0]));
-            }
+        for (Py_ssize_t i = 0; i < a->together; i++, next += a->state) {
+            const Py_ssize_t rows = p->end - p->first;
+            const State s = state_at(a, state, 0), other = state_at(a, next, 0);
+            float kept[rounded_up(rows, FLOATS)], added[rounded_up(rows, FLOATS)];
+            join_weights(s, other.greatest, other.totals, kept, added, rows);
+            for (Py_ssize_t row = 0; row < rows; row++)
+                for (Py_ssize_t j = row * a->padded; j < (row + 1) * a->padded; j += FLOATS)
+                    store(s.sums + j, fused(floats(other.sums + j), all(added[row]), floats(s.sums + j) * kept[row]));
+        }
         if (a->block + a->together >= a->blocks) divide(a, p, first % a->groups, state);
     }
 }
@@ -337,7 +381,7 @@ static const char *append_and_attend(const struct append_and_attend *n) {
         .padded = rounded_up(n->value_size, LANES), .capacity = n->capacity, .columns = n->columns, .pool = n->pool,
         .window = n->window, .next_q = n->next_q, .bias_bytes = n->bias_bytes, .next_bias = n->next_bias,
         .next_bias_head = n->next_bias_head, .next_bias_token = n->next_bias_token, .has_wide_sinks = n->has_wide_sinks != 0,
-        .scale = (float)n->scale, .softcap = (float)n->softcap, .pieces = n->work,
+        .scale = (float)n->scale, .softcap = (float)n->softcap, .pieces = n->work, .is_tiled = has_tiles(),
     };
     if (a.size < 1 || a.value_size < 1) return refused("heads of at least 1 feature, got %zd and %zd", a.size, a.value_size);
     if (!n->values && a.value_size > a.size) return refused("values of at most %zd features, got %zd", a.size, a.value_size);

@@ -15,7 +15,8 @@
 enum {
     TOKENS = 128,               // of a block
     AT_ONCE = REGISTERS / 4,    // rows whose sums stay in registers, two vectors of each
-    TILE_SUMS = REGISTERS / 2,       // vectors of sums
+    TILE_SUMS = REGISTERS / 2,  // vectors of sums
+    IN_VECTORS = AT_ONCE < FLOATS ? FLOATS : AT_ONCE,  // room for a number of each row, in whole vectors
 };
 
 // What a row is multiplied by: two of them are one lane where bfloat16 is multiplied in pairs.
@@ -31,21 +32,29 @@ typedef struct {
     Py_ssize_t start, end;
 } Block;
 
-// The same as products take it.
+// The same as products take it: in panels of FLOATS columns, one after the other.
 typedef struct {
-    uint32_t *keys;    // [pairs of features, TOKENS]
-    uint32_t *values;  // [pairs of tokens, padded]: of LANES features the even ones, then the odd ones
-    Py_ssize_t pairs, padded;
+    uint32_t *keys;    // [TOKENS / FLOATS, pairs of features, FLOATS], panels key_panel apart
+    uint32_t *values;  // [padded / FLOATS, pairs of tokens, FLOATS]: of LANES features the even ones, then the odd ones
+    Py_ssize_t pairs, padded, key_panel;
 } Laid;
+
+enum { VALUE_PANEL = TOKENS / 2 * FLOATS };
 
 // What rows have seen until now: the weighted sums of values, in the order of `Laid`; the greatest score; and the sum of the weights, which are relative to it.
 typedef struct {
     float *sums, *greatest, *totals;
 } State;
 
+// What a row sees of a block.
+typedef struct {
+    Py_ssize_t first, end;
+} Part;
+
 // How scores become weights.
 typedef struct {
     float scale, softcap;
+    bool is_plain;  // scores are multiplied by a positive number and by no more, when they are weighed
     const void *const *bias;  // of each row what is added in this block, of elements of so many bytes; or NULL
     Py_ssize_t bias_bytes;
 } Scoring;
@@ -68,18 +77,30 @@ FAST static void lay_keys(const Laid *to, const Block *b, Py_ssize_t size) {
             for (int i = 0; i < FLOATS; i++) rows[i] = features(b, b->keys, token + i, at, size);
             transpose(rows);
 #pragma GCC unroll 16
-            for (int i = 0; i < FLOATS; i++) memcpy(to->keys + (at / 2 + i) * TOKENS + token, rows + i, sizeof *rows);
+            for (int i = 0; i < FLOATS; i++) memcpy(to->keys + token / FLOATS * to->key_panel + (at / 2 + i) * FLOATS, rows + i, sizeof *rows);
         }
 }
 
+// Zeros are next to them, as far as tiles reach.
 FAST static void lay_values(const Laid *to, const Block *b, Py_ssize_t size) {
-    for (Py_ssize_t pair = b->start / 2; 2 * pair < b->end; pair++)
+    for (Py_ssize_t pair = b->start / LANES * FLOATS; 2 * pair < rounded_up(b->end, LANES); pair++)
         for (Py_ssize_t at = 0; at < size; at += LANES) {
             const Bits first = features(b, b->values, 2 * pair, at, size), second = features(b, b->values, 2 * pair + 1, at, size);
             const Bits even = (first & 0xFFFF) | second << 16, odd = first >> 16 | (second & 0xFFFF0000);
-            uint32_t *place = to->values + pair * to->padded + at;
-            memcpy(place, &even, sizeof even), memcpy(place + FLOATS, &odd, sizeof odd);
+            uint32_t *place = to->values + at / FLOATS * VALUE_PANEL + pair * FLOATS;
+            memcpy(place, &even, sizeof even), memcpy(place + VALUE_PANEL, &odd, sizeof odd);
         }
+}
+
+// Whether all values that are laid are numbers: zero times such a one is zero.
+FAST static bool are_numbers(const Laid *b, Py_ssize_t first, Py_ssize_t end) {
+    Bits found = {0};
+    for (Py_ssize_t panel = 0; panel < b->padded / FLOATS; panel++)
+        for (Py_ssize_t pair = first / LANES * FLOATS; 2 * pair < rounded_up(end, LANES); pair++) {
+            const Bits both = (Bits)floats(b->values + panel * VALUE_PANEL + pair * FLOATS);
+            found |= (Bits)((both & 0x7F80) == 0x7F80) | (Bits)((both & 0x7F800000) == 0x7F800000);
+        }
+    return total((Floats)(found & 0x3F800000)) == 0.0f;
 }
 
 // Add to a sum what two factors and as many rows of a matrix, whose columns are in pairs, contribute.
@@ -94,15 +115,15 @@ FAST INLINE Floats add_pair(Floats sum, const Factor *two, Words pairs) {
 #endif
 }
 
-// Sums of `rows` rows of factors and `vectors` vectors of columns of a matrix; both are constants wherever this is inlined.
-FAST INLINE void multiply_tile(Floats *sums, const Factor *factors, Py_ssize_t next, const uint32_t *matrix, Py_ssize_t columns, Py_ssize_t pairs,
+// Sums of `rows` rows of factors and `vectors` panels of a matrix, so far apart; both are constants wherever this is inlined.
+FAST INLINE void multiply_tile(Floats *sums, const Factor *factors, Py_ssize_t next, const uint32_t *matrix, Py_ssize_t panel, Py_ssize_t pairs,
                                const int rows, const int vectors) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) sums[i] = all(0.0f);
-    for (Py_ssize_t pair = 0; pair < pairs; pair++, matrix += columns, factors += 2) {
+    for (Py_ssize_t pair = 0; pair < pairs; pair++, matrix += FLOATS, factors += 2) {
         Words some[TILE_SUMS];
 #pragma GCC unroll 8
-        for (int i = 0; i < vectors; i++) some[i] = words((const uint16_t *)(matrix + i * FLOATS));
+        for (int i = 0; i < vectors; i++) some[i] = words((const uint16_t *)(matrix + i * panel));
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++)
 #pragma GCC unroll 8
@@ -111,19 +132,19 @@ FAST INLINE void multiply_tile(Floats *sums, const Factor *factors, Py_ssize_t n
 }
 
 // Scores of `vectors` vectors of keys.
-FAST INLINE void score(float (*scores)[TOKENS], const Factor *q, const Laid *b, Py_ssize_t at, float scale, const int rows, const int vectors) {
+FAST INLINE void score(float (*scores)[TOKENS], const Factor *q, const Laid *b, Py_ssize_t at, const int rows, const int vectors) {
     Floats sums[TILE_SUMS];
-    multiply_tile(sums, q, 2 * b->pairs, b->keys + at, TOKENS, b->pairs, rows, vectors);
+    multiply_tile(sums, q, 2 * b->pairs, b->keys + at / FLOATS * b->key_panel, b->key_panel, b->pairs, rows, vectors);
 #pragma GCC unroll 16
-    for (int i = 0; i < rows * vectors; i++) store(scores[i / vectors] + at + i % vectors * FLOATS, sums[i] * scale);
+    for (int i = 0; i < rows * vectors; i++) store(scores[i / vectors] + at + i % vectors * FLOATS, sums[i]);
 }
 
 // Make the sums relative to another score, and add weighted values to `vectors` vectors of them.
 FAST INLINE void gather(float *sums, Factor (*weights)[TOKENS], const Laid *b, Py_ssize_t first, Py_ssize_t end, Py_ssize_t at, const float *kept,
                         const float *added, const int rows, const int vectors) {
     Floats parts[TILE_SUMS];
-    const uint32_t *values = b->values + first / 2 * b->padded + at;
-    multiply_tile(parts, weights[0] + first / 2 * 2, TOKENS, values, b->padded, (end + 1) / 2 - first / 2, rows, vectors);
+    const uint32_t *values = b->values + at / FLOATS * VALUE_PANEL + first / 2 * FLOATS;
+    multiply_tile(parts, weights[0] + first / 2 * 2, TOKENS, values, VALUE_PANEL, (end + 1) / 2 - first / 2, rows, vectors);
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) {
         float *to = sums + i / vectors * b->padded + at + i % vectors * FLOATS;
@@ -173,50 +194,84 @@ FAST INLINE Floats store_weights(Factor *to, Floats low, Floats high, Floats sum
 #endif
 }
 
+// e^x for x <= 0, as exact as what it becomes. A NaN stays one.
+FAST INLINE Floats weight_of(Floats x) {
+#if PAIRS
+    const float series[] = {0.05590643f, 0.24024099f, 0.69312419f, 1.0f};  // of 2^r with |r| <= 1/2
+    x = greater(all(-150.0f), x);
+    const Floats to_two = all(1.44269504f), shifted = fused(x, to_two, all(0x1.8p23f)), n = shifted - 0x1.8p23f, r = fused(x, to_two, -n);
+    Floats sum = all(0.00958285f);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) sum = fused(sum, r, all(series[i]));
+    return times_power(sum, n);
+#else
+    return exponential(x);
+#endif
+}
+
+// The lanes from `first` to `end`, minus infinity in the others.
+FAST INLINE Floats only_between(Py_ssize_t first, Py_ssize_t end, Floats values) {
+    Ints lanes;
+    for (int i = 0; i < FLOATS; i++) lanes[i] = i;
+    const Ints are_there = (lanes >= (int32_t)first) & (lanes < (int32_t)end);
+    return (Floats)(((Ints)values & are_there) | ((Ints)all(-INFINITY) & ~are_there));
+}
+
+INLINE float scale_left(const Scoring *how) { return how->is_plain ? how->scale : 1.0f; }
+
+// Finish the scores of a row, but for a scale that is left, and hide what is beside those that it sees. Returns a vector of the greatest ones.
+FAST INLINE Floats settle(float *scores, Py_ssize_t first, Py_ssize_t end, const Scoring *how, Py_ssize_t row) {
+    Floats highest = all(-INFINITY);
+    for (Py_ssize_t i = first / LANES * LANES; !how->is_plain && i < end; i += FLOATS) {
+        const Floats scaled = floats(scores + i) * how->scale;
+        store(scores + i, how->softcap > 0.0f ? capped(scaled, how->softcap) : scaled);
+    }
+    if (how->bias) add_bias(scores, how->bias[row], how->bias_bytes, first, end);
+#pragma GCC unroll 8
+    for (Py_ssize_t i = first / LANES * LANES; i < rounded_up(end, LANES); i += FLOATS) {
+        if (i < first || i + FLOATS > end) store(scores + i, only_between(first - i, end - i, floats(scores + i)));
+        highest = greater(floats(scores + i), highest);
+    }
+    return highest;
+}
+
 // Where nothing is seen all weights are to be 0, not e^(minus infinity - minus infinity).
 INLINE float base_of(float greatest) { return greatest == -INFINITY ? 0.0f : greatest; }
 
-// Turn the scores of a row into weights e^(score - greatest), and say what the greatest is, and their sum.
-FAST INLINE void weigh(Factor *weights, float *scores, Py_ssize_t first, Py_ssize_t end, float *greatest, float *sum) {
-    for (Py_ssize_t i = first / LANES * LANES; i < first; i++) scores[i] = -INFINITY;
-    for (Py_ssize_t i = end; i < rounded_up(end, LANES); i++) scores[i] = -INFINITY;
-    Floats highest = all(-INFINITY), sums = all(0.0f);
-    first = first / LANES * LANES;
-    for (Py_ssize_t i = first; i < end; i += FLOATS) highest = greater(floats(scores + i), highest);
-    *greatest = greatest_of(highest);
-    const float from = base_of(*greatest);
-    for (Py_ssize_t i = first; i < end; i += LANES)
-        sums = store_weights(weights + i, exponential(floats(scores + i) - from), exponential(floats(scores + i + FLOATS) - from), sums);
-    *sum = total(sums);
+// Turn the scores of a row into weights e^(score - greatest). Returns a vector of their sum.
+FAST INLINE Floats weigh(Factor *weights, const float *scores, Py_ssize_t first, Py_ssize_t end, float scale, float greatest) {
+    const Floats by = all(scale), from = all(-base_of(greatest));
+    Floats sum = all(0.0f);
+#pragma GCC unroll 4
+    for (Py_ssize_t i = first / LANES * LANES; i < rounded_up(end, LANES); i += LANES)
+        sum = store_weights(weights + i, weight_of(fused(floats(scores + i), by, from)), weight_of(fused(floats(scores + i + FLOATS), by, from)), sum);
+    return sum;
 }
 
-// Add up greatest scores and sums of weights of `rows` rows, and say by what sums until now and those that are added are to be multiplied.
+// Add up greatest scores and sums of weights of `rows` rows, and say by what sums until now and those that are added are to be multiplied, in whole vectors.
 FAST INLINE void join_weights(State to, const float *greatest, const float *totals, float *kept, float *added, Py_ssize_t rows) {
-    float by[2 * AT_ONCE] = {0};
-    for (Py_ssize_t i = 0; i < rows; i++) {
-        const float now = to.greatest[i] < greatest[i] ? greatest[i] : to.greatest[i], from = base_of(now);
-        by[i] = to.greatest[i] - from, by[AT_ONCE + i] = greatest[i] - from;
-        to.greatest[i] = now;
+    for (Py_ssize_t i = 0; i < rows; i += FLOATS) {
+        const Lanes there = first_lanes(rows - i);
+        const Floats old = floats_there(to.greatest + i, there), other = floats_there(greatest + i, there), now = greater(other, old);
+        const Floats from = where_less(all(-INFINITY), now, now, all(0.0f)), by = exponential(old - from), by_other = exponential(other - from);
+        store(kept + i, by), store(added + i, by_other);
+        store_there(to.greatest + i, there, now);
+        store_there(to.totals + i, there, fused(floats_there(totals + i, there), by_other, floats_there(to.totals + i, there) * by));
     }
-    for (int i = 0; i < 2 * AT_ONCE; i += FLOATS) store(by + i, exponential(floats(by + i)));
-    memcpy(kept, by, sizeof by / 2), memcpy(added, by + AT_ONCE, sizeof by / 2);
-    for (Py_ssize_t i = 0; i < rows; i++) to.totals[i] = fused(all(totals[i]), all(added[i]), all(to.totals[i]) * kept[i])[0];
 }
 
 // Attend with `rows` rows, a constant wherever this is inlined, to the tokens `first` to `end` of a block.
 FAST INLINE void attend_rows(State to, const Factor *q, const Laid *b, Py_ssize_t first, Py_ssize_t end, const Scoring *how, const int rows) {
     const int wide = TILE_SUMS / rows < 2 ? 2 : TILE_SUMS / rows > 8 ? 8 : TILE_SUMS / rows / 2 * 2;
     const Py_ssize_t to_token = rounded_up(end, LANES);
-    float scores[AT_ONCE][TOKENS] __attribute__((aligned(64))), greatest[AT_ONCE], totals[AT_ONCE], kept[AT_ONCE], added[AT_ONCE];
+    float scores[AT_ONCE][TOKENS] __attribute__((aligned(64))), greatest[AT_ONCE], totals[AT_ONCE], kept[IN_VECTORS], added[IN_VECTORS];
     Factor weights[AT_ONCE][TOKENS] __attribute__((aligned(64)));
     Py_ssize_t at = first / LANES * LANES;
-    for (; at + wide * FLOATS <= to_token; at += wide * FLOATS) score(scores, q, b, at, how->scale, rows, wide);
-    for (; at < to_token; at += LANES) score(scores, q, b, at, how->scale, rows, 2);
+    for (; at + wide * FLOATS <= to_token; at += wide * FLOATS) score(scores, q, b, at, rows, wide);
+    for (; at < to_token; at += LANES) score(scores, q, b, at, rows, 2);
     for (int row = 0; row < rows; row++) {
-        for (at = first / LANES * LANES; how->softcap > 0.0f && at < end; at += FLOATS)
-            store(scores[row] + at, capped(floats(scores[row] + at), how->softcap));
-        if (how->bias) add_bias(scores[row], how->bias[row], how->bias_bytes, first, end);
-        weigh(weights[row], scores[row], first, end, greatest + row, totals + row);
+        greatest[row] = greatest_of(settle(scores[row], first, end, how, row)) * scale_left(how);
+        totals[row] = total(weigh(weights[row], scores[row], first, end, scale_left(how), greatest[row]));
     }
     join_weights(to, greatest, totals, kept, added, rows);
     for (at = 0; at + wide * FLOATS <= b->padded; at += wide * FLOATS) gather(to.sums, weights, b, first, end, at, kept, added, rows, wide);
@@ -225,13 +280,16 @@ FAST INLINE void attend_rows(State to, const Factor *q, const Laid *b, Py_ssize_
 
 // Hide one of two tokens, of which `which` marks the bits of the other, from a product: even times zero it might be no number.
 FAST INLINE void hide(const Laid *b, Py_ssize_t token, uint32_t which, uint32_t *kept) {
-    uint32_t *pairs = b->values + token / 2 * b->padded;
-    memcpy(kept, pairs, (size_t)b->padded * sizeof *pairs);
-    for (Py_ssize_t i = 0; i < b->padded; i++) pairs[i] &= which;
+    uint32_t *pairs = b->values + token / 2 * FLOATS;
+    for (Py_ssize_t i = 0; i < b->padded; i += FLOATS, pairs += VALUE_PANEL) {
+        memcpy(kept + i, pairs, sizeof(Bits));
+        for (int j = 0; j < FLOATS; j++) pairs[j] &= which;
+    }
 }
 
 FAST INLINE void show(const Laid *b, Py_ssize_t token, const uint32_t *kept) {
-    memcpy(b->values + token / 2 * b->padded, kept, (size_t)b->padded * sizeof *kept);
+    uint32_t *pairs = b->values + token / 2 * FLOATS;
+    for (Py_ssize_t i = 0; i < b->padded; i += FLOATS, pairs += VALUE_PANEL) memcpy(pairs, kept + i, sizeof(Bits));
 }
 
 // Attend with up to AT_ONCE rows that see the same tokens of a block.

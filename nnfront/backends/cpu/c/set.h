@@ -9,6 +9,8 @@
 #include "quantized_tiles.c"
 
 #include "many_rows_tiles.c"
+
+#include "attention_tiles.h"
 #else
 #include "no_tiles.h"
 #endif
