@@ -37,6 +37,7 @@ class Case:
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
     bias: torch.Tensor | None = None  # [1 or batch, 1 or heads, 1, positions]
+    sign: float = 1.0  # of the scale
 
     def __post_init__(self) -> None:
         batch = len(self.lengths)
@@ -72,7 +73,7 @@ class Case:
             heads * self.size, self.groups * self.size, self.groups * self.value_size,
             positions, next_bias, next_head, 0, 0 if bias is None else bias.itemsize,
             self.sinks is not None and self.sinks.dtype == torch.float32, threads,
-            self.size**-0.5, self.softcap,
+            self.sign * self.size**-0.5, self.softcap,
             self.q, k if self.appends else None, v if self.appends and self.has_values else None,
             None, None, None, keys, values,
             torch.tensor(self.lengths, dtype=torch.int32), self.sinks, bias, work, y,
@@ -90,7 +91,7 @@ class Case:
             seen = range(max(0, length - self.capacity), length)
             keys, values = (every[row][:, seen].double() for every in (self.every_key, self.every_value))
             query = self.q[row].double().unflatten(0, (self.groups, -1))
-            scores = (query @ keys.mT).flatten(0, 1) * self.size**-0.5
+            scores = (query @ keys.mT).flatten(0, 1) * self.sign * self.size**-0.5
             if self.softcap:
                 scores = self.softcap * torch.tanh(scores / self.softcap)
             if self.bias is not None:
@@ -119,7 +120,7 @@ def test_attention_in_c_agrees_with_float64(data: st.DataObject):
         groups, shared, size, value_size, data.draw(st.sampled_from([20, 260, 300])), lengths,
         data.draw(st.booleans()), has_values, data.draw(st.sampled_from([0.0, 0.5, 20.0])),
         None if sinks is None else torch.randn(groups * shared).to(sinks),
-        biases(data, len(lengths), groups * shared, 300),
+        biases(data, len(lengths), groups * shared, 300), data.draw(st.sampled_from([1.0, -1.0, 0.0])),
     )  # fmt: skip
     assert_near(case.run(data.draw(st.sampled_from([1, 2, 5]))), *case.exact())
 

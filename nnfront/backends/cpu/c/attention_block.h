@@ -19,6 +19,8 @@ enum {
     IN_VECTORS = AT_ONCE < FLOATS ? FLOATS : AT_ONCE,  // room for a number of each row, in whole vectors
 };
 
+#define LEAST_EXPONENT -86.0f  // whose power is far from denormal numbers
+
 // What a row is multiplied by: two of them are one lane where bfloat16 is multiplied in pairs.
 #if PAIRS
 typedef uint16_t Factor;
@@ -152,6 +154,26 @@ FAST INLINE void gather(float *sums, Factor (*weights)[TOKENS], const Laid *b, P
     }
 }
 
+// e^x for x <= 0, and 0 where it would be so small that processors take long for it. A NaN stays one.
+FAST INLINE Floats factor_of(Floats x) {
+    return where_less(x, all(LEAST_EXPONENT), all(0.0f), exponential(greater(all(LEAST_EXPONENT), x)));
+}
+
+// The same, as exact as the weight that it becomes.
+FAST INLINE Floats weight_of(Floats x) {
+#if PAIRS
+    const float series[] = {0.05590643f, 0.24024099f, 0.69312419f, 1.0f};  // of 2^r with |r| <= 1/2
+    const Floats some = greater(all(LEAST_EXPONENT), x), to_two = all(1.44269504f), shifted = fused(some, to_two, all(0x1.8p23f)), n = shifted - 0x1.8p23f;
+    const Floats r = fused(some, to_two, -n);
+    Floats sum = all(0.00958285f);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) sum = fused(sum, r, all(series[i]));
+    return where_less(x, all(LEAST_EXPONENT), all(0.0f), times_power(sum, n));
+#else
+    return factor_of(x);
+#endif
+}
+
 // softcap * tanh(score / softcap), by tanh |x| = (1 - e^-2|x|) / (1 + e^-2|x|).
 FAST INLINE Floats capped(Floats x, float softcap) {
     const Floats power = exponential(absolute(x) * (-2.0f / softcap));
@@ -191,21 +213,6 @@ FAST INLINE Floats store_weights(Factor *to, Floats low, Floats high, Floats sum
 #else
     store(to, low), store(to + FLOATS, high);
     return sum + low + high;
-#endif
-}
-
-// e^x for x <= 0, as exact as what it becomes. A NaN stays one.
-FAST INLINE Floats weight_of(Floats x) {
-#if PAIRS
-    const float series[] = {0.05590643f, 0.24024099f, 0.69312419f, 1.0f};  // of 2^r with |r| <= 1/2
-    x = greater(all(-150.0f), x);
-    const Floats to_two = all(1.44269504f), shifted = fused(x, to_two, all(0x1.8p23f)), n = shifted - 0x1.8p23f, r = fused(x, to_two, -n);
-    Floats sum = all(0.00958285f);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) sum = fused(sum, r, all(series[i]));
-    return times_power(sum, n);
-#else
-    return exponential(x);
 #endif
 }
 
@@ -253,7 +260,7 @@ FAST INLINE void join_weights(State to, const float *greatest, const float *tota
     for (Py_ssize_t i = 0; i < rows; i += FLOATS) {
         const Lanes there = first_lanes(rows - i);
         const Floats old = floats_there(to.greatest + i, there), other = floats_there(greatest + i, there), now = greater(other, old);
-        const Floats from = where_less(all(-INFINITY), now, now, all(0.0f)), by = exponential(old - from), by_other = exponential(other - from);
+        const Floats from = where_less(all(-INFINITY), now, now, all(0.0f)), by = factor_of(old - from), by_other = factor_of(other - from);
         store(kept + i, by), store(added + i, by_other);
         store_there(to.greatest + i, there, now);
         store_there(to.totals + i, there, fused(floats_there(totals + i, there), by_other, floats_there(to.totals + i, there) * by));

@@ -28,8 +28,7 @@ typedef struct {
 
 // 16 rows on their way, the part of the block that any of them sees, in whole vectors of tokens, and whether all see all of it.
 typedef struct {
-    float scores[SIDE][TOKENS], kept[SIDE], added[SIDE];
-    uint16_t weights[SIDE][TOKENS];
+    float scores[SIDE][TOKENS], kept[SIDE], added[SIDE];  // weights lie over the scores that they are made of, so that less is to be kept near
     Part part;
     bool is_whole;
 } Sixteen;
@@ -106,6 +105,8 @@ TILED INLINE void turn(Tiled *t, const TileProduct next) {
     t->last = next;
 }
 
+INLINE uint16_t *weights_of(const Sixteen *s, Py_ssize_t row) { return (uint16_t *)s->scores[row]; }
+
 INLINE Sixteen *sixteen_of(Tiled *t, Py_ssize_t row) { return t->sixteens + (row / SIDE & 1); }
 
 // What 16 rows from one on see.
@@ -137,7 +138,7 @@ static TileProduct value_product(Tiled *t, Py_ssize_t row, Py_ssize_t which) {
     const Py_ssize_t at = which * TILE_COLUMNS, first = s->part.first;
     if (row < 0 || first >= s->part.end) return (TileProduct){0};
     return (TileProduct){
-        t->weighted[0], s->weights[0] + first, b->values + at / SIDE * VALUE_PANEL + first / 2 * SIDE, TILE_COLUMNS, TOKENS, VALUE_PANEL, (s->part.end - first) / LANES,
+        t->weighted[0], weights_of(s, 0) + first, b->values + at / SIDE * VALUE_PANEL + first / 2 * SIDE, TILE_COLUMNS, 2 * TOKENS, VALUE_PANEL, (s->part.end - first) / LANES,
         least(b->padded - at, TILE_COLUMNS), t->to.sums + row * b->padded + at, s->kept, s->added, least(t->rows - row, SIDE), b->padded,
     };
 }
@@ -165,9 +166,9 @@ TILED INLINE void weigh_sixteen(Tiled *t, Py_ssize_t row, const bool is_whole) {
         }
         if (i > 0) {
             const Part part = is_whole ? (Part){0, TOKENS} : t->parts[row + i - 1];
+            sums[i - 1] = weigh(weights_of(s, i - 1), s->scores[i - 1], part.first, part.end, scale_left(how), greatest[i - 1]);
             for (Py_ssize_t j = s->part.first; j < s->part.end && !is_whole; j += LANES)
-                if (j + LANES <= part.first || j >= part.end) memset(s->weights[i - 1] + j, 0, sizeof(Words));
-            sums[i - 1] = weigh(s->weights[i - 1], s->scores[i - 1], part.first, part.end, scale_left(how), greatest[i - 1]);
+                if (j + LANES <= part.first || j >= part.end) memset(weights_of(s, i - 1) + j, 0, sizeof(Words));
         }
     }
     store_totals(totals, sums, SIDE);
