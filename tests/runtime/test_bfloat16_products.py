@@ -171,7 +171,7 @@ def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(
         return kernel.multiply(x[rows], w, None, None, dtype)
 
     alone = torch.cat([multiply(slice(row, row + 1)) for row in range(len(x))])
-    for rows in (*range(2, 10), 16, 17, 64, 65, 130, 300, 512, 513, 540):
+    for rows in (*range(2, 10), 16, 17, 32, 33, 64, 65, 130, 300, 512, 513, 540):
         assert torch.equal(multiply(slice(rows)), alone[:rows])
 
 

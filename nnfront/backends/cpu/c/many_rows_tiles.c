@@ -98,9 +98,9 @@ TILED INLINE int finish_tile(const Product *p, const Multiplied *of, int tile, i
 }
 
 // Add to four tiles of sums, or make them, what `steps` steps of two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x give, the second of which may have no rows.
-// Meanwhile what was multiplied before is activated and written: vectors have nothing else to do, and tiles need not wait for them.
-TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, Py_ssize_t next, const uint16_t *x, const bool are_two, float *sums, Py_ssize_t steps, const bool is_first,
-                                const Product *p, const Multiplied *before, const bool is_plain) {
+// Meanwhile what was multiplied before is activated and written: vectors have nothing else to do, and tiles need not wait for them. A tile of the weight `ahead` comes nearer, if there is one.
+TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, const uint16_t *ahead, Py_ssize_t next, const uint16_t *x, const bool are_two, float *sums, Py_ssize_t steps,
+                                const bool is_first, const Product *p, const Multiplied *before, const bool is_plain) {
     const int vectors = 2 * vectors_of(p, before, is_plain);
     if (is_first) zero_tiles(4);
     else {
@@ -121,6 +121,7 @@ TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, P
                 _tile_dpbf16ps(1, 4, 7);
                 _tile_dpbf16ps(3, 5, 7);
             }
+            for (int row = 0; ahead && row < SIDE; row++) _mm_prefetch((const char *)(ahead + step * LANES + row * next), _MM_HINT_T1);
             for (; vector * steps < vectors * (step + 1); vector++) activate(p, before, vector);
         }
         vector = finish_tile(p, before, tile, vector, is_plain);
@@ -174,7 +175,9 @@ TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_s
                 for (Py_ssize_t pair = 0; pair < pairs; pair++) {
                     float *to = sums[p->columns > DEPTH ? i * pairs + pair : (i * pairs + pair) % 2];
                     const uint16_t *x = m->packed + (pair * m->steps + begin / LANES) * 2 * TILE;
-                    multiply_pair(weight, other, is_whole ? p->columns : NEXT, x, pair * PAIR + SIDE < p->rows, to, steps, !begin, p, &before, is_plain);
+                    // More pairs take so long that processors fetch what comes next by themselves.
+                    const uint16_t *ahead = is_whole && pairs == 2 ? (pair ? other : weight) + each * p->columns : NULL;
+                    multiply_pair(weight, other, ahead, is_whole ? p->columns : NEXT, x, pair * PAIR + SIDE < p->rows, to, steps, !begin, p, &before, is_plain);
                     before = stop < p->columns ? (Multiplied){0} : (Multiplied){to, from, pair * PAIR, there};
                 }
             }

@@ -14,6 +14,7 @@ enum {
     WIDE = PAIRS ? 6 : REGISTERS / 8,  // outputs that these are multiplied with, so that the sums stay in registers, and what they are made of
     FEW_WIDE = PAIRS ? 6 : 4,  // the same of half as many rows
     FEW_ROWS = ROWS_TOGETHER / 2,
+    FEW_BY_TILES = 32,  // rows that tiles multiply with one of the weight at a time, and more of them with two
     MOST_SUMS = 32,  // a multiple of 16 and of FLOATS
     LINE = 64,  // bytes
     NEAR_BLOCK = 1 << 12,  // elements of a block that the nearest cache holds beside those before it
@@ -169,7 +170,7 @@ static uint16_t *pack(Product *p, Py_ssize_t with_tiles, uint16_t *to) {
 
 static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t threads, uint16_t *work) {
     if (p.rows < 1) return refused("1 row or more, got 0");
-    if (p.rows > MOST_ROWS && with_tiles && has_tiles()) {
+    if (p.rows > FEW_BY_TILES && with_tiles && has_tiles()) {
         multiply_many_by_tiles(&p, work, threads);
         return NULL;
     }

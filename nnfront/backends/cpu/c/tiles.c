@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of up to 64 rows with a bfloat16 weight on processors with matrix tiles (AMX_BF16: Sapphire Rapids and later).
+// Products of few rows, of experts up to 64, with a bfloat16 weight on processors with matrix tiles (AMX_BF16: Sapphire Rapids and later).
 //
 // A tile is 16 rows of 64 bytes. 16 rows of the weight are one as they lie in memory; x is brought into the order of the other operand, pairs of
 // columns of 16 rows next to each other, once for all outputs. What comes out is 16 outputs of 16 rows, the outputs in rows.
