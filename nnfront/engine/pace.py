@@ -13,7 +13,7 @@ LEAST, MOST = 0.5, 0.9
 KEPT = 0.9
 """What is left of having been late once, a step later."""
 
-FEW = 3
+FEW = 1.5
 """So many requests may wait for a first token until prompts have more than half of the time."""
 
 KEPT_CALLS = 0.97
