@@ -84,9 +84,9 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inter-token-ms",
         type=int,
-        default=45,
+        default=30,
         metavar="N",
-        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: less of them is computed at a time; default 45, 0 for as much as --chunk says",
+        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: less of them is computed at a time; default 30, 0 for as much as --chunk says",
     )
     parser.add_argument(
         "--reuse-answers",

@@ -13,8 +13,8 @@ LEAST, MOST = 0.5, 0.9
 KEPT = 0.9
 """What is left of having been late once, a step later."""
 
-FEW = 1.5
-"""So many requests may wait for a first token until prompts have more than half of the time."""
+SEVERAL = 4
+"""Prompts have as many times the answers' part of the time as this is in the square of how many requests wait for a first token."""
 
 KEPT_CALLS = 0.97
 """What a call still counts a call later."""
@@ -52,12 +52,13 @@ class Pace:
 
     def tokens(self, answers: int, prompts: int, most: int) -> int:
         """How many tokens of prompts a call computes beside so many of answers, at most `most`: as many as it has time for, and whole `rows`. Of its time prompts have
-        half at least, and more the more requests wait for a first token.
+        half at least, and more where more than half of all requests wait for a first token, as then steps keep few answers, or more than two, as then more would answer together.
         """
         base, each = self._cost
         if not (answers and self.gap and each):
             return most
-        part = min(max(prompts / (prompts + FEW), LEAST), MOST)
+        part = max(prompts / (prompts + answers), prompts**2 / (prompts**2 + SEVERAL))
+        part = min(max(part, LEAST), MOST)
         alone = base + each * answers
         rows = answers + int((max(self.gap, alone / (1 - part)) - alone) / each)
         whole = rows // self.rows * self.rows - answers

@@ -264,3 +264,18 @@ def test_calls_have_as_many_rows_as_kernels_take_together(together: int) -> None
     assert pace.tokens(16, 1, 20) == 20
     assert all((pace.tokens(answers, 4, 4096) + answers) % together == 0 for answers in range(1, 40))
     assert pace.tokens(0, 1, 256) == 256  # no answer waits
+
+
+def test_prompts_get_half_of_a_call_until_several_wait_or_few_answer() -> None:
+    pace = Pace(0.001, rows=1, clock=lambda: 1.0)
+    for rows in (8, 64, 128, 256):
+        pace.computed(1.0 - 3.0 - 0.001 * rows, rows)
+
+    def part(answers: int, prompts: int) -> float:
+        tokens = pace.tokens(answers, prompts, 1 << 20)
+        return round(tokens / (3000 + answers + tokens), 2)
+
+    assert part(3, 1) == part(2, 2) == part(12, 2) == 0.5
+    assert part(12, 4) == 0.8
+    assert part(1, 3) == 0.75
+    assert part(12, 40) == 0.9

@@ -250,8 +250,8 @@ def test_prompts_have_their_part_of_the_time_where_answers_take_most_of_it() -> 
     timed = Timed(0.02)
     timed.call(0, 256)
     step = timed.call(40, 0)
-    assert 2 * step - 0.008 <= timed.call(40, timed.pace.tokens(40, 3, 256)) <= 2 * step
-    few, many = timed.pace.tokens(40, 3, 256), timed.pace.tokens(40, 6, 256)
+    assert 2 * step - 0.008 <= timed.call(40, timed.pace.tokens(40, 2, 256)) <= 2 * step
+    few, many = timed.pace.tokens(40, 2, 256), timed.pace.tokens(40, 6, 256)
     assert many > 1.5 * few
 
 
