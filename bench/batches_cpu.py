@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a decode step of several sequences costs on a CPU: tokens a second for each number of rows, as multiples of those of one row.
 
-    python bench/batches_cpu.py [--rows 1 2 4 8 16 32 64] [--quant bfloat16 int8 int4] [--rounds 5]
+    python bench/batches_cpu.py [--rows 1 2 4 8 16 32 64] [--quant bfloat16 int8 int4 int8-int8 int4-int8] [--rounds 5]
 
-A Llama with six layers of Qwen2.5-0.5B's shape and random weights, 64 tokens in the cache; batches alternate in one process, medians.
+A Llama with six layers of Qwen2.5-0.5B's shape and random weights, 64 tokens in the cache; batches alternate in one process, medians. Behind a dash: what activations are rounded to.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def session_of(quant: str) -> nn.Session:
     ir = llama.build(CONFIG).export(llama.export_spec(CONFIG))
     torch.manual_seed(0)
     weights = {p.name: (torch.randn(p.type.shape) / 32).bfloat16() for p in ir["logits"].weights}
-    if quant != "bfloat16":
-        ir = nn.passes.quantize_weights(ir, quant)
+    format, _, activations = quant.partition("-")
+    if format != "bfloat16":
+        ir = nn.passes.quantize_weights(ir, format)
+    ir = nn.passes.quantize_activations(ir) if activations else ir
     return nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
 
 
