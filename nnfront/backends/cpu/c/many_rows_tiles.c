@@ -39,69 +39,136 @@ typedef struct {
     int there;
 } Multiplied;
 
-// How many vectors of sums of a tile of x are to be activated.
-INLINE int vectors_of(const Product *p, const Multiplied *of, const bool is_plain) { return is_plain || !of->sums ? 0 : p->is_gated ? SIDE : 2 * SIDE; }
-
-// Add biases to a vector of sums, by number in the order of tiles of x, and activate it.
-TILED INLINE void activate(const Product *p, const Multiplied *of, int vector) {
-    const int halves = 2 - p->is_gated, half = vector / SIDE % halves, tile = vector / SIDE / halves, i = vector % SIDE;
-    float *sums = of->sums + ((2 * half + tile) * SIDE + i) * SIDE;
-    const uint16_t *bias = p->bias && half * SIDE + i < of->there ? p->bias + of->at + half * SIDE + i : NULL;
-    Floats value = activated(floats(sums) + all(bias ? widened(*bias) : 0.0f), p->activation);
-    if (p->is_gated) value *= floats(sums + 2 * SIDE * SIDE) + all(bias ? widened(bias[p->outputs]) : 0.0f);
-    store(sums, value);
+// The results of an output and a tile of x, [row].
+TILED INLINE Floats result_of(const Product *p, const Multiplied *of, int tile, int output, const bool is_plain) {
+    const float *sums = of->sums + ((output / SIDE * 2 + tile) * SIDE + output % SIDE) * SIDE;
+    const uint16_t *bias = p->bias && output < of->there ? p->bias + of->at + output : NULL;
+    const Floats value = floats(sums) + all(bias ? widened(*bias) : 0.0f);
+    if (is_plain) return value;
+    const Floats active = activated(value, p->activation);
+    return p->is_gated ? active * (floats(sums + 2 * SIDE * SIDE) + all(bias ? widened(bias[p->outputs]) : 0.0f)) : active;
 }
 
-// Sums of a tile, [output, row], as [row, output].
-TILED INLINE void turn_sums(const float *sums, __m512i *to) {
+// What is added to the results of a tile of x, or zero: [pair of outputs, row].
+TILED INLINE void fetch_added(const Product *p, const Multiplied *of, int tile, __m512i *words) {
+    const Py_ssize_t row = of->first + tile * SIDE;
+    const __mmask32 mask = of->there < PAIR ? ((__mmask32)1 << of->there) - 1 : (__mmask32)-1;
+    __m512i rows[SIDE];
 #pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++) to[i] = _mm512_load_si512(sums + i * SIDE);
-    turn_over(to);
+    for (int i = 0; i < SIDE; i++) rows[i] = row + i < p->rows ? _mm512_maskz_loadu_epi16(mask, p->added + (row + i) * p->outputs + of->at) : _mm512_setzero_si512();
+    turn_over(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) words[i] = rows[i];
 }
 
-// Write what a tile of x gave. If it is plain, with two tiles of outputs in one vector, biases are to be added yet.
-TILED INLINE void write_tile(const Product *p, const Multiplied *of, int tile, const bool is_plain) {
+// Make the results of two outputs, from `output` on, and a tile of x: of each row a word.
+TILED INLINE void make_words(const Product *p, const Multiplied *of, int tile, int output, __m512i *word, const bool is_plain) {
+    Floats low = result_of(p, of, tile, output, is_plain), high = result_of(p, of, tile, output + 1, is_plain);
+    if (p->added) low += (Floats)_mm512_slli_epi32(*word, 16), high += (Floats)_mm512_and_si512(*word, _mm512_set1_epi32(-1 << 16));
+    *word = _mm512_or_si512((__m512i)nearest_bits(low), _mm512_slli_epi32((__m512i)nearest_bits(high), 16));
+}
+
+// Write words of both tiles of x if these are of gates, else of one.
+TILED INLINE void write_words(const Product *p, const Multiplied *of, int tile, const __m512i *words) {
     const Py_ssize_t row = of->first + tile * SIDE, rows = p->rows - row;
-    const float *sums = of->sums + tile * SIDE * SIDE;
-    const Lanes masks[2] = {first_lanes(of->there), first_lanes(of->there > SIDE ? of->there - SIDE : 0)};
-    __m512i values[2][SIDE];
-    turn_sums(sums, values[0]);
-    if (is_plain || !p->is_gated) turn_sums(sums + 2 * SIDE * SIDE, values[1]);
-    if (!is_plain) {
-        for (int half = 0; half < 2 - p->is_gated; half++)
-            for (int i = 0; i < SIDE && i < rows; i++) {
-                const Py_ssize_t to = (row + i) * p->outputs + of->at + half * SIDE;
-                Floats value = (Floats)values[half][i];
-                if (p->added) value += widened_vector(p->added + to, masks[half]);
-                store_elements(p->y, p->is_wide, to, masks[half], value);
-            }
+    const __mmask32 mask = of->there < PAIR ? ((__mmask32)1 << of->there) - 1 : (__mmask32)-1;
+    uint16_t *y = (uint16_t *)p->y + row * p->outputs + of->at;
+    __m512i values[SIDE];
+#pragma GCC unroll 16
+    for (int i = 0; i < SIDE; i++) values[i] = words[i];
+    turn_over(values);
+    if (p->is_gated) {
+#pragma GCC unroll 16
+        for (int i = 0; i < SIDE; i++) {
+            if (i < rows) _mm256_mask_storeu_epi16(y + i * p->outputs, (__mmask16)mask, _mm512_castsi512_si256(values[i]));
+            if (i + SIDE < rows) _mm256_mask_storeu_epi16(y + (i + SIDE) * p->outputs, (__mmask16)mask, _mm512_extracti64x4_epi64(values[i], 1));
+        }
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < SIDE; i++)
+            if (i < rows) _mm512_mask_storeu_epi16(y + i * p->outputs, mask, values[i]);
+    }
+}
+
+// Write results of a tile of x as they are, and what is added to them.
+TILED INLINE void write_wide(const Product *p, const Multiplied *of, int tile) {
+    for (int half = 0; half < 2; half++) {
+        const Lanes mask = first_lanes(of->there > half * SIDE ? of->there - half * SIDE : 0);
+        __m512i values[SIDE];
+#pragma GCC unroll 16
+        for (int i = 0; i < SIDE; i++) values[i] = _mm512_load_si512(of->sums + ((half * 2 + tile) * SIDE + i) * SIDE);
+        turn_over(values);
+        for (int i = 0; i < SIDE && of->first + tile * SIDE + i < p->rows; i++) {
+            const Py_ssize_t to = (of->first + tile * SIDE + i) * p->outputs + of->at + half * SIDE;
+            store_there((float *)p->y + to, mask, (Floats)values[i] + (p->added ? widened_vector(p->added + to, mask) : all(0.0f)));
+        }
+    }
+}
+
+// Make results of what is part `i` of SIDE of them, or if they are wide, bring them to where their sums are. Where they are written comes near: stores that wait for it let all others wait.
+TILED INLINE void make_results(const Product *p, const Multiplied *of, int i, __m512i (*words)[SIDE], const bool is_plain) {
+    for (int tile = 0; tile < 2; tile++) {
+        const Py_ssize_t to = (of->first + tile * SIDE + i) * p->outputs + of->at;
+        __builtin_prefetch((const char *)p->y + to * (!is_plain && p->is_wide ? 4 : 2), 1);
+    }
+    if (!is_plain && p->is_gated) {
+        make_words(p, of, i / (SIDE / 2), i % (SIDE / 2) * 2, words[0] + i, false);
         return;
     }
-    Floats bias[2];
-    for (int half = 0; half < 2; half++) bias[half] = p->bias ? widened_vector(p->bias + of->at + half * SIDE, masks[half]) : all(0.0f);
-#pragma GCC unroll 16
-    for (int i = 0; i < SIDE; i++)
-        if (i < rows) {
-            const Py_ssize_t to = (row + i) * p->outputs + of->at;
-            Floats value = (Floats)values[0][i] + bias[0], other = (Floats)values[1][i] + bias[1];
-            if (p->added) value += widened_vector(p->added + to, masks[0]), other += widened_vector(p->added + to + SIDE, masks[1]);
-            const __m256i halves[2] = {_mm512_cvtepi32_epi16((__m512i)nearest_bits(value)), _mm512_cvtepi32_epi16((__m512i)nearest_bits(other))};
-            _mm512_mask_storeu_epi16((uint16_t *)p->y + to, _mm512_kunpackw(masks[1], masks[0]), _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1));
-        }
+    for (int tile = 0; tile < 2; tile++) {
+        if (is_plain || !p->is_wide) make_words(p, of, tile, 2 * i, words[tile] + i, is_plain);
+        else
+            for (int output = 2 * i; output < 2 * i + 2; output++)
+                store(of->sums + ((output / SIDE * 2 + tile) * SIDE + output % SIDE) * SIDE, result_of(p, of, tile, output, false));
+    }
 }
 
-// Do what is left to be done with a tile of x, whose vectors from `vector` on are not activated yet. Returns the next tile's first one.
-TILED INLINE int finish_tile(const Product *p, const Multiplied *of, int tile, int vector, const bool is_plain) {
-    for (; vector < (tile + 1) * vectors_of(p, of, is_plain); vector++) activate(p, of, vector);
-    if (of->sums) write_tile(p, of, tile, is_plain);
-    return vector;
+// Two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x, the second of which may have no rows.
+typedef struct {
+    const uint16_t *weight, *other, *x;
+    const uint16_t *ahead;  // rows of the weight, so many of them, that come nearer meanwhile
+    Py_ssize_t next;
+    int steps, rows_ahead;  // steps that are left
+    bool are_two;
+} Pair;
+
+// Multiply a step of them, if there is one.
+TILED INLINE void multiply_step_of(Pair *pair) {
+    if (!pair->steps) return;
+    _tile_loadd(4, pair->weight, 2 * pair->next);
+    _tile_loadd(6, pair->x, 2 * LANES);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, pair->other, 2 * pair->next);
+    _tile_dpbf16ps(2, 5, 6);
+    if (pair->are_two) {
+        _tile_loadd(7, pair->x + TILE, 2 * LANES);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    for (int row = 0; row < pair->rows_ahead; row++) _mm_prefetch((const char *)(pair->ahead + row * pair->next), _MM_HINT_T1);
+    pair->weight += LANES, pair->other += LANES, pair->x += 2 * TILE, pair->ahead += LANES, pair->steps--;
 }
 
-// Add to four tiles of sums, or make them, what `steps` steps of two tiles of the weight, whose rows are `next` apart, and a pair of tiles of x give, the second of which may have no rows.
-// Meanwhile what was multiplied before is activated and written: vectors have nothing else to do, and tiles need not wait for them. A tile of the weight `ahead` comes nearer, if there is one.
-TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, const uint16_t *ahead, Py_ssize_t next, const uint16_t *x, const bool are_two, float *sums, Py_ssize_t steps,
-                                const bool is_first, const Product *p, const Multiplied *before, const bool is_plain) {
-    const int vectors = 2 * vectors_of(p, before, is_plain);
+// Finish what was multiplied before, step by step between those of a pair.
+TILED INLINE void finish_before(const Product *p, const Multiplied *of, __m512i (*words)[SIDE], Pair *pair, const bool is_plain) {
+    const bool is_wide = !is_plain && p->is_wide;
+    for (int tile = 0; p->added && !is_wide && tile < 2; tile++) {
+        multiply_step_of(pair);
+        fetch_added(p, of, tile, words[tile]);
+    }
+    for (int i = 0; i < SIDE; i++) {
+        multiply_step_of(pair);
+        make_results(p, of, i, words, is_plain);
+    }
+    for (int tile = 0; tile < (!is_plain && p->is_gated ? 1 : 2); tile++) {
+        multiply_step_of(pair);
+        if (is_wide) write_wide(p, of, tile);
+        else write_words(p, of, tile, words[tile]);
+    }
+}
+
+// Add to four tiles of sums, or make them, what a pair gives. Meanwhile what was multiplied before is finished: vectors have nothing else to do, and tiles need not wait for them.
+TILED INLINE void multiply_pair(Pair pair, float *sums, const bool is_first, const Product *p, const Multiplied *before, __m512i (*words)[SIDE], const bool is_plain) {
     if (is_first) zero_tiles(4);
     else {
         _tile_loadd(0, sums, 4 * SIDE);
@@ -109,23 +176,8 @@ TILED INLINE void multiply_pair(const uint16_t *weight, const uint16_t *other, c
         _tile_loadd(2, sums + 2 * SIDE * SIDE, 4 * SIDE);
         _tile_loadd(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
     }
-    for (int tile = 0, step = 0, vector = 0; tile < 2; tile++) {
-        for (; step < steps * (tile + 1) / 2; step++, weight += LANES, other += LANES, x += 2 * TILE) {
-            _tile_loadd(4, weight, 2 * next);
-            _tile_loadd(6, x, 2 * LANES);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, other, 2 * next);
-            _tile_dpbf16ps(2, 5, 6);
-            if (are_two) {
-                _tile_loadd(7, x + TILE, 2 * LANES);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-            for (int row = 0; ahead && row < SIDE; row++) _mm_prefetch((const char *)(ahead + step * LANES + row * next), _MM_HINT_T1);
-            for (; vector * steps < vectors * (step + 1); vector++) activate(p, before, vector);
-        }
-        vector = finish_tile(p, before, tile, vector, is_plain);
-    }
+    if (before->sums) finish_before(p, before, words, &pair, is_plain);
+    while (pair.steps) multiply_step_of(&pair);
     store_tiles(sums, 4);
     order_memory();
 }
@@ -159,6 +211,7 @@ TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_s
     uint16_t panel[PAIR * NEXT] __attribute__((aligned(64)));
     const Py_ssize_t pairs = (p->rows + PAIR - 1) / PAIR, panels = MOST_SUMS_KEPT / pairs;
     float sums[MOST_SUMS_KEPT][4 * SIDE * SIDE] __attribute__((aligned(64)));
+    __m512i words[2][SIDE];
     Multiplied before = {0};
     memset(panel, 0, sizeof panel);
     use_whole_tiles();
@@ -175,14 +228,18 @@ TILED INLINE void many_outputs(const Many *m, const int how, Py_ssize_t at, Py_s
                 for (Py_ssize_t pair = 0; pair < pairs; pair++) {
                     float *to = sums[p->columns > DEPTH ? i * pairs + pair : (i * pairs + pair) % 2];
                     const uint16_t *x = m->packed + (pair * m->steps + begin / LANES) * 2 * TILE;
-                    // More pairs take so long that processors fetch what comes next by themselves.
-                    const uint16_t *ahead = is_whole && pairs == 2 ? (pair ? other : weight) + each * p->columns : NULL;
-                    multiply_pair(weight, other, ahead, is_whole ? p->columns : NEXT, x, pair * PAIR + SIDE < p->rows, to, steps, !begin, p, &before, is_plain);
+                    // Every other pair has some rows of a tile of the next panel come nearer.
+                    const int ahead = (SIDE + ((int)pairs - 1) / 2) / (((int)pairs + 1) / 2), first = (int)pair / 2 * ahead, left = first < SIDE ? SIDE - first : 0;
+                    const Pair both = {
+                        .weight = weight, .other = other, .x = x, .next = is_whole ? p->columns : NEXT, .steps = (int)steps, .are_two = pair * PAIR + SIDE < p->rows,
+                        .ahead = (pair % 2 ? other : weight) + (each + first) * p->columns, .rows_ahead = !is_whole ? 0 : ahead < left ? ahead : left,
+                    };
+                    multiply_pair(both, to, !begin, p, &before, words, is_plain);
                     before = stop < p->columns ? (Multiplied){0} : (Multiplied){to, from, pair * PAIR, there};
                 }
             }
     _tile_release();
-    for (int tile = 0, vector = 0; tile < 2; tile++) vector = finish_tile(p, &before, tile, vector, is_plain);
+    if (before.sums) finish_before(p, &before, words, &(Pair){0}, is_plain);
 }
 
 TILED static void many_outputs_AS_IT_IS(const void *given, Py_ssize_t at, Py_ssize_t end) {
