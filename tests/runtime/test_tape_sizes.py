@@ -16,6 +16,7 @@ from nnfront import op, spec
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu import tape_builder as writers
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.state.between import between_steps
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 
@@ -75,3 +76,24 @@ def test_instructions_of_layers_that_are_alike_are_asked_once(monkeypatch: pytes
         found.append(list(asked))
     assert found[0] == found[1]
     assert len(found[0]) > 5
+
+
+def test_many_tokens_are_one_call_of_c_unless_something_is_done_between_steps(monkeypatch) -> None:
+    tokens = 1 + sequence.MOST_HELD_BETWEEN // (2 * BASE.hidden_size)
+    config = dataclasses.replace(BASE, num_hidden_layers=3, max_position_embeddings=tokens)
+    session = language_model(config)()
+    runs = noted(monkeypatch, writers.Tape, "run", lambda _, tape: len(tape.rows))
+    between: list[int] = []
+
+    def prompt() -> tuple[torch.Tensor, list[int]]:
+        runs.clear()
+        cache = session.make_cache(batch=1, max_seq=tokens)
+        return session["prefill"](torch.arange(tokens)[None] % 259, cache), list(runs)
+
+    expected, one = prompt()
+    with between_steps(lambda: between.append(len(runs))):
+        found, several = prompt()
+    of_layers = 3 * config.num_hidden_layers
+    assert max(several) < of_layers < max(one)
+    assert len(set(between)) > of_layers
+    assert torch.equal(found, expected)

@@ -39,8 +39,9 @@ from nnfront.lower.slots import dims_in
 from nnfront.runtime.execute import Code, execute
 from nnfront.state.between import BETWEEN
 
-# Bytes of operands up to which instructions are one tape, which holds them until it ends: of larger ones plans count when they are freed, and calls by themselves take no longer.
-MOST_HELD = 1 << 19
+# Bytes of operands up to which instructions are one tape, which holds them until it ends: of larger ones plans count when they are freed, and calls by themselves take no longer;
+# and the same where something is done between steps, which is to come soon.
+MOST_HELD, MOST_HELD_BETWEEN = 1 << 22, 1 << 19
 Part: TypeAlias = Callable[[Frame], None]
 # What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
 JOINED = READ, WRITTEN = "cache_read", "cache_write_owned"
@@ -141,7 +142,7 @@ class TapeStep:
         if not all(are_ready) and max(tokens.values()) > 1:
             # What turns one ring over keeps a chunk, with which others have no room either.
             are_ready = [False] * len(are_ready)
-        key = (torch.get_num_threads(), *sizes, *are_ready)
+        key = (torch.get_num_threads(), BETWEEN.do is None, *sizes, *are_ready)
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= KNOWN:
@@ -218,6 +219,7 @@ class _Planner:
         self, step: TapeStep, frame: Frame, known: Mapping[Symbol, int], layers: Sequence[int]
     ) -> None:
         self._step, self._frame, self._known, self._slots = step, frame, known, step.slots
+        self._most_held = MOST_HELD if BETWEEN.do is None else MOST_HELD_BETWEEN
         self._room = set(layers)
         self._alike: dict[Any, int | None] = {}
         self._rows = [self._rows_of(run, kind) for run, kind in zip(step.runs, step.kinds, strict=True)]
@@ -228,7 +230,7 @@ class _Planner:
             part = list(found)
             symbols = dict.fromkeys(symbol for i in part for symbol in self._step.symbols[i])
             sizes, rows = map(self._known.get, symbols), (self._rows[i] for i in part)
-            key = torch.get_num_threads(), part[0], *rows, *sizes
+            key = torch.get_num_threads(), self._most_held, part[0], *rows, *sizes
             if key not in self._step.parts:
                 self._step.parts[key] = list(self._native(part) if is_native else self._plain(part))
             yield from self._step.parts[key]
@@ -247,9 +249,8 @@ class _Planner:
         if len(calls) < 2:
             yield from self._plain(part)
             return
-        first, last = part.index(calls[0]), part.index(calls[-1]) + 1
-        yield from self._plain(part[:first])
-        inner = part[first:last]
+        inner = [i for i in part if calls[0] <= i <= calls[-1]]
+        yield from self._plain([i for i in part if i < calls[0]])
         try:
             yield from self._written(inner)
         except _RefusedAt as refused:
@@ -257,7 +258,7 @@ class _Planner:
             yield from self._native(inner[:middle])
             yield from self._plain([refused.index]) if refused.is_final else ()
             yield from self._native(inner[middle + refused.is_final :])
-        yield from self._plain(part[last:])
+        yield from self._plain([i for i in part if i > calls[-1]])
 
     def _rows_of(self, run: Run, kind: int) -> int | None:
         """How many calls an instruction is, one of a kind; None if no tape can have it."""
@@ -296,7 +297,7 @@ class _Planner:
         ]
         values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
         held = sum(x.nbytes for s, x in values.items() if isinstance(x, Value) and not self._is_bound(s))
-        if held > MOST_HELD:
+        if held > self._most_held:
             yield from self._plain(part)
             return
         first = MEMORY + 1 + len(tensors)
