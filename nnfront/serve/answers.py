@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from nnfront.engine.draw import Logprobs
 from nnfront.engine.params import Params
@@ -53,6 +55,35 @@ class Wanted:
     adapter: str | None = None
 
 
+class _Post:
+    """Events on their way from an engine's thread to an event loop, which wakes up once for all of a step: each time the engine would wait for what it computes."""
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[asyncio.Queue[Event], Event]] = deque()
+        self._is_due = False
+
+    def send(self, loop: asyncio.AbstractEventLoop, to: asyncio.Queue[Event], event: Event) -> None:
+        """In the engine's thread. Raises RuntimeError if the loop is closed."""
+        self._sent.append((to, event))
+        if self._is_due:
+            return
+        self._is_due = True  # what is sent from here on is there before it is looked for
+        try:
+            loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            self._is_due = False
+            raise
+
+    def _deliver(self) -> None:
+        self._is_due = False
+        while self._sent:
+            to, event = self._sent.popleft()
+            to.put_nowait(event)
+
+
+_POSTS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Post] = WeakKeyDictionary()
+
+
 @dataclass(slots=True)
 class Answer:
     """One answer; `tokens` counts those that were drawn, `cached` those of the prompt that had been computed for others."""
@@ -70,10 +101,11 @@ class Answer:
         Raises RunError, before anything comes, for a request that the engine does not take; AnswerFailed for one that does not get to its end.
         """
         wanted, loop = self.wanted, asyncio.get_running_loop()
+        post = _POSTS.setdefault(loop, _Post())
         text, stops = TextStream(self.tokenizer, special=wanted.shows_special), Stops(wanted.stops)
 
         def sink(event: Event) -> None:  # in the engine's thread
-            loop.call_soon_threadsafe(self._events.put_nowait, event)
+            post.send(loop, self._events, event)
 
         number = self.engine.submit(
             wanted.prompt,
@@ -117,6 +149,11 @@ class Answer:
 
 async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:
     """Yield the pieces of several answers as they come, each with its answer's number. Raises as `Answer.pieces` does, and ends all then."""
+    if len(answers) == 1:
+        async with aclosing(answers[0].pieces()) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
     found: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
 
     async def follow(i: int, answer: Answer) -> None:
