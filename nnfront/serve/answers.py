@@ -150,9 +150,9 @@ class Answer:
 async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:
     """Yield the pieces of several answers as they come, each with its answer's number. Raises as `Answer.pieces` does, and ends all then."""
     if len(answers) == 1:
-        async with aclosing(answers[0].pieces()) as pieces:
-            async for piece in pieces:
-                yield 0, piece
+        async with aclosing(answers[0].pieces()) as alone:
+            async for only in alone:
+                yield 0, only
         return
     found: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
 
