@@ -56,7 +56,7 @@ class Wanted:
 
 
 class _Post:
-    """Events on their way from an engine's thread to an event loop, which wakes up once for all of a step: each time the engine would wait for what it computes."""
+    """Events on their way from an engine's thread to an event loop, which is woken once for all that come before it looks: a loop that runs keeps the engine from the interpreter."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[asyncio.Queue[Event], Event]] = deque()

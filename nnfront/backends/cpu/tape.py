@@ -39,7 +39,7 @@ from nnfront.lower.slots import dims_in
 from nnfront.runtime.execute import Code, execute
 from nnfront.state.between import BETWEEN
 
-# Bytes of operands up to which instructions are one tape, which holds them until it ends: of larger ones plans count when they are freed, and calls by themselves take no longer;
+# Bytes of operands up to which instructions are one tape, which holds them until it ends: of larger ones plans count when they are freed, and calls by themselves take little longer;
 # and the same where something is done between steps, which is to come soon.
 MOST_HELD, MOST_HELD_BETWEEN = 1 << 22, 1 << 19
 Part: TypeAlias = Callable[[Frame], None]

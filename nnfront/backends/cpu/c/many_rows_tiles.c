@@ -39,9 +39,15 @@ typedef struct {
     int there;
 } Multiplied;
 
+// Where the sums of an output and a tile of x are, [row].
+INLINE float *sums_of(const Multiplied *of, int tile, int output) { return of->sums + ((output / SIDE * 2 + tile) * SIDE + output % SIDE) * SIDE; }
+
+// The outputs that there are, each half a word.
+INLINE __mmask32 outputs_there(const Multiplied *of) { return of->there < PAIR ? ((__mmask32)1 << of->there) - 1 : (__mmask32)-1; }
+
 // The results of an output and a tile of x, [row].
 TILED INLINE Floats result_of(const Product *p, const Multiplied *of, int tile, int output, const bool is_plain) {
-    const float *sums = of->sums + ((output / SIDE * 2 + tile) * SIDE + output % SIDE) * SIDE;
+    const float *sums = sums_of(of, tile, output);
     const uint16_t *bias = p->bias && output < of->there ? p->bias + of->at + output : NULL;
     const Floats value = floats(sums) + all(bias ? widened(*bias) : 0.0f);
     if (is_plain) return value;
@@ -52,7 +58,7 @@ TILED INLINE Floats result_of(const Product *p, const Multiplied *of, int tile, 
 // What is added to the results of a tile of x, or zero: [pair of outputs, row].
 TILED INLINE void fetch_added(const Product *p, const Multiplied *of, int tile, __m512i *words) {
     const Py_ssize_t row = of->first + tile * SIDE;
-    const __mmask32 mask = of->there < PAIR ? ((__mmask32)1 << of->there) - 1 : (__mmask32)-1;
+    const __mmask32 mask = outputs_there(of);
     __m512i rows[SIDE];
 #pragma GCC unroll 16
     for (int i = 0; i < SIDE; i++) rows[i] = row + i < p->rows ? _mm512_maskz_loadu_epi16(mask, p->added + (row + i) * p->outputs + of->at) : _mm512_setzero_si512();
@@ -64,14 +70,14 @@ TILED INLINE void fetch_added(const Product *p, const Multiplied *of, int tile, 
 // Make the results of two outputs, from `output` on, and a tile of x: of each row a word.
 TILED INLINE void make_words(const Product *p, const Multiplied *of, int tile, int output, __m512i *word, const bool is_plain) {
     Floats low = result_of(p, of, tile, output, is_plain), high = result_of(p, of, tile, output + 1, is_plain);
-    if (p->added) low += (Floats)_mm512_slli_epi32(*word, 16), high += (Floats)_mm512_and_si512(*word, _mm512_set1_epi32(-1 << 16));
+    if (p->added) low += (Floats)_mm512_slli_epi32(*word, 16), high += (Floats)_mm512_and_si512(*word, _mm512_set1_epi32((int)0xFFFF0000));
     *word = _mm512_or_si512((__m512i)nearest_bits(low), _mm512_slli_epi32((__m512i)nearest_bits(high), 16));
 }
 
 // Write words of both tiles of x if these are of gates, else of one.
 TILED INLINE void write_words(const Product *p, const Multiplied *of, int tile, const __m512i *words) {
     const Py_ssize_t row = of->first + tile * SIDE, rows = p->rows - row;
-    const __mmask32 mask = of->there < PAIR ? ((__mmask32)1 << of->there) - 1 : (__mmask32)-1;
+    const __mmask32 mask = outputs_there(of);
     uint16_t *y = (uint16_t *)p->y + row * p->outputs + of->at;
     __m512i values[SIDE];
 #pragma GCC unroll 16
@@ -96,7 +102,7 @@ TILED INLINE void write_wide(const Product *p, const Multiplied *of, int tile) {
         const Lanes mask = first_lanes(of->there > half * SIDE ? of->there - half * SIDE : 0);
         __m512i values[SIDE];
 #pragma GCC unroll 16
-        for (int i = 0; i < SIDE; i++) values[i] = _mm512_load_si512(of->sums + ((half * 2 + tile) * SIDE + i) * SIDE);
+        for (int i = 0; i < SIDE; i++) values[i] = _mm512_load_si512(sums_of(of, tile, half * SIDE + i));
         turn_over(values);
         for (int i = 0; i < SIDE && of->first + tile * SIDE + i < p->rows; i++) {
             const Py_ssize_t to = (of->first + tile * SIDE + i) * p->outputs + of->at + half * SIDE;
@@ -119,7 +125,7 @@ TILED INLINE void make_results(const Product *p, const Multiplied *of, int i, __
         if (is_plain || !p->is_wide) make_words(p, of, tile, 2 * i, words[tile] + i, is_plain);
         else
             for (int output = 2 * i; output < 2 * i + 2; output++)
-                store(of->sums + ((output / SIDE * 2 + tile) * SIDE + output % SIDE) * SIDE, result_of(p, of, tile, output, false));
+                store(sums_of(of, tile, output), result_of(p, of, tile, output, false));
     }
 }
 
@@ -128,7 +134,8 @@ typedef struct {
     const uint16_t *weight, *other, *x;
     const uint16_t *ahead;  // rows of the weight, so many of them, that come nearer meanwhile
     Py_ssize_t next;
-    int steps, rows_ahead;  // steps that are left
+    int steps;  // that are left
+    int rows_ahead;
     bool are_two;
 } Pair;
 
