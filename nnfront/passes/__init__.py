@@ -49,8 +49,14 @@ _SIMPLIFY: tuple[Step, ...] = (
 PIPELINES: dict[str, tuple[Step, ...]] = {
     "simplify": _SIMPLIFY,
     # What back ends run before kernels are chosen. Variants for special cases come first: what is known in them simplifies.
-    "cpu": (special_cases, *_SIMPLIFY, outline),
     # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
+    "cpu": (
+        special_cases,
+        *_SIMPLIFY,
+        outline,
+        partial(pack_weights, only_lifted=True),
+        partial(lift_transform_params, only_lifted=True),
+    ),
     "cuda": (
         special_cases,
         *_SIMPLIFY,

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.errors import PassError
-from nnfront.ir import Function, IRModule, Names, given_to_ops, reached
+from nnfront.ir import Function, IRModule, Names, given_to_ops, reached, used_vars
 from nnfront.passes.base import module_pass
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.assemble import Assembly, Group
@@ -46,17 +46,24 @@ SUFFIX = "transform_params"
 
 @module_pass()
 def lift_transform_params(
-    ir: IRModule, shared_transform: bool | Sequence[str] = False, allow_growth: bool = False
+    ir: IRModule,
+    shared_transform: bool | Sequence[str] = False,
+    allow_growth: bool = False,
+    only_lifted: bool = False,
 ) -> IRModule:
     """Split functions with weights into `transform_params`, run once, and the work that needs inputs.
 
     shared_transform: False gives each function a transform of its own, `<name>_transform_params`, but functions that share
     one already go on sharing it. True gives all public functions with weights one, `transform_params`; a list, those named.
     allow_growth: move also what takes more bytes than the weights it is computed from.
+    only_lifted: of functions that have a transform alone, where something is computed of weights alone.
     `lift_transform_params.report(ir, ...)`, with the same options, says what would move, what would stay and why.
     """
     analyzer = Analyzer(ir)
     plan = _plan(ir, shared_transform)
+    if only_lifted:
+        is_behind = any(_computes_of_weights(f) for f in ir.functions if f.kind in ("public", "private"))
+        plan = {name: of for name, of in plan.items() if is_behind and "transform" in ir[of[0]].attrs}
     if not plan:
         return ir
     lifted = {name for methods in plan.values() for name in methods}
@@ -77,9 +84,19 @@ def lift_transform_params(
     return ir.with_functions(_ordered(ir, kept, methods, transforms, splitter))
 
 
+def _computes_of_weights(function: Function) -> bool:
+    """Whether it computes something of weights alone."""
+    weights = {p for p in function.params if p.role in ("weight", "transformed")}
+    reads = (set(used_vars(binding.value)) for binding in function.bindings)
+    return any(read and weights.issuperset(read) for read in reads)
+
+
 @lift_transform_params.reports
 def _report(
-    ir: IRModule, shared_transform: bool | Sequence[str] = False, allow_growth: bool = False
+    ir: IRModule,
+    shared_transform: bool | Sequence[str] = False,
+    allow_growth: bool = False,
+    only_lifted: bool = False,
 ) -> LiftReport:
     """Say what would move, its bytes, who declared it, what would stay and why, and the bytes in memory. Printable."""
     plan = _plan(ir, shared_transform)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store weights the way a GPU's kernels read them: the order becomes one more formula, for lifting to move into the transform.
+"""Store weights the way kernels read them: the order becomes one more formula, for lifting to move into the transform.
 
 before:
     fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4])
@@ -43,10 +43,7 @@ after:
         return y
     }
 
-gated_product      gate and up rows alternate: a tile of the product holds both partners; `experts` likewise, for each expert
-norm_...           the same regions with a norm of the rows before the product
-quantized_product  also gated, by their format: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
-                   float8 weights as they are, with their scales [N, 1]
+Which orders there are is in `weight_layouts`.
 
 A region is rewritten only if the operands that are packed depend on weights alone, and are no weights that something else reads as they are: those would be
 kept twice, or packed on each call. What the new function computes is said by the
@@ -56,13 +53,10 @@ old one over the order undone, so a target without a kernel for it is right as w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-import torch
-
-from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
@@ -73,22 +67,12 @@ from nnfront.ir import (
     IRModule,
     Mutator,
     Names,
-    Packing,
-    Scalar,
-    TensorType,
     Var,
     WeightLayout,
-    tensor_type,
 )
-from nnfront.ops.constants import constant
-from nnfront.passes.base import module_pass
-from nnfront.passes.regions import OF_NORM
+from nnfront.passes.base import Step, module_pass, step_name
+from nnfront.passes.weight_layouts import LAYOUTS
 from nnfront.passes.weight_values import read_as_they_are, weight_values
-from nnfront.quant_format import FORMATS, QuantFormat
-
-INT4_GROUPS = (32, 64, 128)
-# Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
-ORDER = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -106,13 +90,18 @@ Takes: TypeAlias = Callable[[IRModule, Function, Collection[str]], bool]
 
 @module_pass(sees_primitive=True)
 def pack_weights(
-    ir: IRModule, takes: Takes | None = None, layouts: Iterable[WeightLayout] | None = None
+    ir: IRModule,
+    takes: Takes | None = None,
+    layouts: Iterable[WeightLayout] | None = None,
+    only_lifted: bool = False,
 ) -> IRModule:
     """Rewrite regions whose kernels want weights in an order of their own: in these layouts, or in all that there are.
 
     `takes` is asked about each region in its new form: one that no kernel runs then keeps its weights as they are, since the order would
-    have to be undone on each call. None: all are rewritten.
+    have to be undone on each call. None: all are rewritten. `only_lifted`: only where all methods with weights have a transform, to which the order can move.
     """
+    if only_lifted and any("transform" not in f.attrs for f in ir.methods if f.weights):
+        return ir
     names = Names(ir)
     packings: dict[str, _Packing] = {}
     known = tuple(LAYOUTS.values() if layouts is None else layouts)
@@ -157,141 +146,13 @@ def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | 
     return None
 
 
-def _has_product(function: Function) -> bool:
-    """Whether it is of a plain product with a weight whose sizes are known."""
-    weight = next((p.type for p in function.params if p.name == "weight"), None)
-    is_known = isinstance(weight, TensorType) and weight.static_shape is not None
-    return is_known and function.attrs.get("kind") == "linear"
-
-
-def _gated_experts(function: Function) -> Packing | None:
-    if function.attrs.get("interleaved") or not function.attrs.get("gated", True):
-        return None
-    names = ("gate_up", "gate_up_bias")
-    return dict.fromkeys(names, _interleave_each), dict.fromkeys(names, _apart_each)
-
-
-def _gated_product(function: Function) -> Packing | None:
-    names = ("weight", "bias") if _has_product(function) else None
-    return names and (dict.fromkeys(names, _interleave), dict.fromkeys(names, _apart))
-
-
-def _quantized(packing: Callable[[QuantFormat], Packing | None], *formats: str) -> WeightLayout:
-    """The layout of a product with a weight in one of these formats, of which there is a packing."""
-
-    def of(function: Function) -> Packing | None:
-        if not _has_product(function) or function.attrs.get("format") not in formats:
-            return None
-        format = QuantFormat.of(function.attrs)
-        known = FORMATS[format.name]
-        return packing(format) if replace(format, group_size=known.group_size) == known else None
-
-    return WeightLayout("quantized_product", f"{formats[0]}_product", of)
-
-
-def _gated(plain: WeightLayout) -> WeightLayout:
-    """The same with gate and up rows that alternate."""
-
-    def after(first: Formula | None, second: Formula | None) -> Formula:
-        def both(builder: FunctionBuilder, x: Var) -> Var:
-            for step in (first, second):
-                x = x if step is None else step(builder, x)
-            return x
-
-        return both
-
-    def packing(function: Function) -> Packing | None:
-        found = plain.packing(function)
-        if found is None:
-            return None
-        names, (pack, unpack) = ("weight", "scales", "zero_points", "bias"), found
-        return (
-            {name: after(_interleave, pack.get(name)) for name in names},
-            {name: after(unpack.get(name), _apart) for name in names},
-        )
-
-    of, region = (name.replace("product", "gated_product") for name in (plain.of, plain.region))
-    return WeightLayout(of, region, packing)
-
-
-def _exchange(builder: FunctionBuilder, x: Var, *, is_apart: bool, axis: int = 0) -> Var:
-    """Have rows alternate that are in two halves, [2 F, ...] with gate above up, or put such rows apart again."""
-    shape = tensor_type(x).shape
-    before, size, after = shape[:axis], shape[axis], shape[axis + 1 :]
-    assert isinstance(size, int)
-    parts = (size // 2, 2) if is_apart else (2, size // 2)
-    apart = builder.call(ops.reshape, x, shape=(*before, *parts, *after))
-    axes = (*range(axis), axis + 1, axis, *range(axis + 2, axis + 2 + len(after)))
-    swapped = builder.call(ops.permute_dims, apart, axes=axes)
-    return builder.call(ops.reshape, swapped, shape=shape)
-
-
-_interleave, _apart = partial(_exchange, is_apart=False), partial(_exchange, is_apart=True)
-_interleave_each, _apart_each = partial(_interleave, axis=1), partial(_apart, axis=1)  # of each expert
-
-
-def _transpose(builder: FunctionBuilder, x: Var) -> Var:
-    return builder.call(ops.permute_dims, x, axes=(1, 0))
-
-
-def _fp8(format: QuantFormat) -> Packing | None:
-    """As they are."""
-    return None if format.group_size else ({}, {})
-
-
-def _int8(format: QuantFormat) -> Packing:
-    transposed = dict.fromkeys(("scales", "zero_points"), _transpose)
-    return transposed, transposed
-
-
-def _int4(format: QuantFormat) -> Packing | None:
-    """From the order of `pack_int4` (neighbours in one byte) to halves of a group in one byte, middle bytes exchanged."""
-    group, signed = format.group_size, format.symmetric
-    if group not in INT4_GROUPS:
-        return None
-
-    def pack(builder: FunctionBuilder, x: Var) -> Var:
-        nibbles = builder.call(ops.unpack_int4, x, axis=1, signed=signed)
-        if signed:
-            nibbles = builder.call(ops.astype, builder.call(ops.add, nibbles, Scalar(8)), dtype="uint8")
-        return _through(builder, nibbles, (2, group // 8, 4), (0, 1, 3, 4, 2), last=3)
-
-    def unpack(builder: FunctionBuilder, x: Var) -> Var:
-        nibbles = builder.call(ops.unpack_int4, x, axis=1, signed=False)
-        if signed:
-            nibbles = builder.call(ops.subtract, builder.call(ops.astype, nibbles, dtype="int8"), Scalar(8))
-        return _through(builder, nibbles, (group // 8, 4, 2), (0, 1, 4, 2, 3), last=4)
-
-    def _through(
-        builder: FunctionBuilder, nibbles: Var, parts: tuple[int, ...], axes: tuple[int, ...], last: int
-    ) -> Var:
-        """Reorder the nibbles of each group; `last` is the axis of the four neighbours afterwards."""
-        rows, depth = tensor_type(nibbles).shape
-        grouped = builder.call(ops.reshape, nibbles, shape=(rows, -1, *parts))
-        moved = builder.call(ops.permute_dims, grouped, axes=axes)
-        chosen = builder.call(ops.take, moved, constant(torch.tensor(ORDER)), axis=last)
-        return builder.call(ops.pack_int4, builder.call(ops.reshape, chosen, shape=(rows, depth)), axis=1)
-
-    transposed = dict.fromkeys(("scales", "zero_points"), _transpose)
-    return {"weight": pack, **transposed}, {"weight": unpack, **transposed}
-
-
-_PLAIN = (_quantized(_int8, "int8"), _quantized(_int4, "int4", "uint4"))
-_PRODUCTS = (
-    WeightLayout("gated_product", "interleaved_product", _gated_product),
-    *_PLAIN,
-    *map(_gated, (*_PLAIN, _quantized(_fp8, "fp8"))),
-)
-LAYOUTS = {
-    layout.region: layout
-    for layout in (
-        WeightLayout("experts", "interleaved_experts", _gated_experts),
-        *_PRODUCTS,
-        # The same with a norm of the rows before the product.
-        *(WeightLayout(OF_NORM + each.of, OF_NORM + each.region, each.packing) for each in _PRODUCTS),
-    )
-}
-"""By the region whose kernels want them. A product of float8 weights wants them as they are, a gated one in turn."""
+def with_layouts(steps: Iterable[Step], layouts: Iterable[WeightLayout | None], takes: Takes) -> list[Step]:
+    """The steps of a pipeline, where weights are packed in these layouts alone, and only for calls that a kernel takes then."""
+    pack = partial(pack_weights, takes=takes, layouts=[layout for layout in layouts if layout is not None])
+    return [
+        partial(pack, **getattr(step, "keywords", {})) if step_name(step) == pack_weights.name else step
+        for step in steps
+    ]
 
 
 class _Packer(Mutator):

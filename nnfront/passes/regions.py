@@ -4,7 +4,7 @@
 qkv_attention      split of a fused projection, rope, append to the cache, attention
 gated_product      one product with gate and up side by side, activation, multiplication
 quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
-int8_product       a product of integers (`linear_int8`) and a residual; int8_gated_product likewise, of the `format` of its attributes
+int8_activations_product  a product of integers (`linear_int8`), and a residual if there is one; int8_activations_gated_product likewise, of the `format` of its attributes
 quantized_experts  a mixture of experts of which `gate_up`, `down` or both are dequantised: `gate_up_format` and the like in its attributes
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
@@ -254,8 +254,8 @@ _INT8 = apply(
     keeps={"format": "format", "group_size": "group_size"},
 )
 _PRODUCTS_OF_INTEGERS = (
-    Pattern("int8_gated_product", _gated_products(_INT8)),
-    Pattern("int8_product", (_plus_residual(_INT8),)),
+    Pattern("int8_activations_gated_product", _gated_products(_INT8)),
+    Pattern("int8_activations_product", (_plus_residual(_INT8), _INT8)),
 )
 
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))

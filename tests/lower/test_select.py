@@ -11,6 +11,7 @@ from nnfront.ir import OPS, parse
 from nnfront.lower import PACK, Program, Run
 from nnfront.lower.explain import explain
 from nnfront.passes import CUDA_PATTERNS, PATTERNS, run
+from nnfront.passes.weight_layouts import LAYOUTS
 
 
 def chosen(body: str, params: str, result: str) -> list[str]:
@@ -44,10 +45,9 @@ def test_rope_tables_are_made_once_for_all_ropes():
 
 def test_every_kernel_is_for_an_op_or_a_fusion():
     emitted = {PACK, "rope_tables", "one_piece", "within"}
+    regions = {*(pattern.name for pattern in PATTERNS), *LAYOUTS}
     for kernel in CPU.kernels:
-        assert (
-            kernel.op in OPS or kernel.op in {pattern.name for pattern in PATTERNS} or kernel.name in emitted
-        )
+        assert kernel.op in OPS or kernel.op in regions or kernel.name in emitted
         assert kernel.why
 
 

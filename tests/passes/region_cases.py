@@ -133,6 +133,12 @@ CASES = {
         "quantized_gated_product",
         {**LINEAR, "format": "int8", "activation": "silu"},
     ),
+    "integers alone": (
+        lambda x, q, s: op.linear_int8(x, q, s),
+        {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
+        "int8_activations_product",
+        {"format": "int8"},
+    ),
     "int8 weight with an end": (
         lambda x, q, s: op.silu(op.linear(x, op.dequantize(q, s))),
         {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
@@ -142,7 +148,7 @@ CASES = {
     "gate and up of integers": (
         lambda x, q, s: gated_of(op.linear_int8(x, q, s, format="int4", group_size=4)),
         {"x": X, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
-        "int8_gated_product",
+        "int8_activations_gated_product",
         {"format": "int4", "group_size": 4, "activation": "silu"},
     ),
     "integers and a residual": (
@@ -154,7 +160,7 @@ CASES = {
             "b": B,
             "y": Y,
         },
-        "int8_product",
+        "int8_activations_product",
         {"format": "int8"},
     ),
     "normalised rows": (

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import nnfront_kernels.quantized as stored
 import pytest
 import torch
@@ -11,10 +13,11 @@ from pass_checks import expect_same_results
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cpu.backend import KERNELS as CPU
 from nnfront.backends.cuda.table import KERNELS as CUDA
 from nnfront.ir import first_difference, parse
 from nnfront.passes import lift_transform_params, outline, pack_weights
-from nnfront.passes.pack_weights import LAYOUTS
+from nnfront.passes.weight_layouts import LAYOUTS
 
 D, F, GROUP = 64, 6, 32
 X = spec.Tensor(["n", D], "float32")
@@ -75,6 +78,34 @@ MODELS = {
     "int4": (lambda: Quantized(4), "int4_product"),
     "int4 with zero points": (lambda: Quantized(4, symmetric=False), "int4_product"),
     "int8": (lambda: Quantized(8), "int8_product"),
+}
+
+
+class Integers(nn.Module):
+    """A product of integers of a weight that is quantised when it is loaded; gate and up of it."""
+
+    def __init__(self, format: str, gated: bool) -> None:
+        self.proj = nn.Linear(D, 64, bias=True)
+        self.format, self.gated = format, gated
+        found = op.quantize(self.proj.weight, int(format[-1]), GROUP, symmetric=format[0] == "i")
+        self.q, self.scales, self.zeros = (*found, None)[:3]
+        if format[-1] == "4":
+            self.q = op.pack_int4(self.q)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        attrs = {"bias": self.proj.bias, "format": self.format, "group_size": GROUP}
+        y = op.linear_int8(x, self.q, self.scales, self.zeros, **attrs)
+        gate, up = op.split(y, 2, -1)
+        return op.silu(gate) * up if self.gated else y
+
+
+MODELS |= {
+    f"{'gated ' * gated}{format} by int8": (
+        partial(Integers, format, gated),
+        f"packed_int8_activations_{'gated_' * gated}product",
+    )
+    for format in ("int8", "int4", "uint4")
+    for gated in (False, True)
 }
 
 
@@ -139,6 +170,33 @@ def test_scales_of_8_bit_weights_are_turned():
     operands, weights, _ = transformed("int8")
     dense = stored.dequantize_int8(operands["weight"], operands["scales"])
     assert ((dense - weights["proj.weight"]).abs() <= operands["scales"].amax() * 0.51).all()
+
+
+@pytest.mark.parametrize("name", ["int8 by int8", "gated uint4 by int8"])
+def test_panels_hold_four_bytes_of_each_of_16_outputs_after_one_another(name):
+    operands, weights, _ = transformed(name)
+    plain = nn.compile(lifted(name)).transform_params(weights).values()
+    for part, word in (("weight", 4), ("scales", 1), ("zero_points", 1)):
+        packed = operands.get(part)
+        if packed is None:
+            continue
+        (as_is,) = [x for x in plain if x.shape == packed.shape and x.dtype == packed.dtype]
+        rows, size = packed.shape
+        for output in (0, 15, 16, rows - 1):
+            for at in (0, size // word - 1):
+                begin = (output // 16 * 16 * size // word + at * 16 + output % 16) * word
+                found = packed.flatten()[begin : begin + word]
+                assert torch.equal(found, as_is[output, at * word : (at + 1) * word])
+
+
+def test_only_what_is_lifted_is_packed_where_nothing_lifts_it_afterwards():
+    ir = outline(MODELS["int8 by int8"][0]().export({"forward": {"x": X}}))
+    assert pack_weights(ir, only_lifted=True) is ir
+    packed = pack_weights(lifted("int8 by int8"), only_lifted=True)
+    again = lift_transform_params(packed, only_lifted=True)
+    assert [type(b.value).__name__ for b in again["forward"].bindings] == ["FunctionCall"]
+    assert lift_transform_params(again, only_lifted=True) is again
+    assert lift_transform_params(ir, only_lifted=True) is ir
 
 
 def test_packing_adds_no_bytes():
@@ -228,7 +286,7 @@ def test_private_functions_have_names_of_their_own_for_weights():
 
 def test_weights_are_stored_as_kernels_say_and_otherwise_as_they_are():
     """A kernel's record has the layout that it wants, which is that of its own region."""
-    kernels = [kernel for kernel in CUDA if kernel.layout is not None]
+    kernels = [kernel for kernel in (*CUDA, *CPU) if kernel.layout is not None]
     assert {kernel.layout.region for kernel in kernels} == {*LAYOUTS}
     assert all(kernel.layout.region == kernel.op for kernel in kernels)
     ir = lifted("gated")

@@ -110,6 +110,9 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
             found["groups"] * pick.choice([32, 64, 128]) if found["stored"] else found["columns"]
         )
         found["scale_kind"] = pick.randint(0, 1)
+        found["is_packed"] = pick.randint(0, 1)
+        if found["is_packed"]:
+            found |= {"outputs": 16 * pick.randint(1, 2), "columns": -(-found["columns"] // 4) * 4}
     return found
 
 

@@ -31,6 +31,17 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return (x.float() / scale).round().double() * scale.double()
 
 
+def in_panels(x: torch.Tensor | None, word: int) -> torch.Tensor | None:
+    """Of 16 rows so many bytes of the first, of the second and so on, and then what follows of each."""
+    if x is None:
+        return None
+    words = [row.reshape(-1, word).unbind() for row in x]
+    panels = [words[first : first + 16] for first in range(0, len(words), 16)]
+    return torch.cat([of_row for panel in panels for at in zip(*panel, strict=True) for of_row in at]).view(
+        x.shape
+    )
+
+
 class Case:
     """Operands, and the weight that they stand for."""
 
@@ -61,8 +72,10 @@ class Case:
         bias: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
         gate: int = NO_ACTIVATION,
+        *,
+        is_packed: bool = False,
     ) -> torch.Tensor:
-        """The product, of gates the gated one, its result between bytes that must stay as they are."""
+        """The product, of gates the gated one, its result between bytes that must stay as they are; in the packed order of weights that of the same numbers."""
         (rows, columns), outputs = x.shape, len(self.weight) // (1 + (gate != NO_ACTIVATION))
         work = torch.full(
             (work_bytes("multiply_int8", {"rows": rows, "columns": columns, "groups": self.groups}),),
@@ -72,8 +85,11 @@ class Case:
         beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
         sizes = stored_as(self.format), rows, columns, outputs, self.groups
         kind = SCALE_KINDS[self.scales.dtype]
-        operands = self.weight, self.scales, self.zeros, x, bias, added, work, beside[GUARD:]
-        NATIVE.multiply_int8(*sizes, kind, gate, 2, *operands)
+        stored = self.weight, self.scales, self.zeros
+        if is_packed:
+            stored = in_panels(self.weight, 4), in_panels(self.scales, 1), in_panels(self.zeros, 1)
+        operands = *stored, x, bias, added, work, beside[GUARD:]
+        NATIVE.multiply_int8(*sizes, kind, gate, is_packed, 2, *operands)
         assert (beside[:GUARD] == 7).all()
         assert (beside[-GUARD:] == 7).all()
         return beside[GUARD:-GUARD].view(rows, outputs)
@@ -122,6 +138,20 @@ def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs,
         assert torch.equal(
             case.run(case.x[row : row + 1].clone(), bias, gate=GATES.index(gate))[0], together[row]
         )
+
+
+@pytest.mark.parametrize("gate", [NO_ACTIVATION, 0])
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_packed_weights_give_the_same_bits(name, group, gate):
+    torch.manual_seed(0)
+    columns = 672 if group in (None, 32) else 640
+    case = Case(name, group, 65, columns, 64, is_wide=group == 128)
+    bias = torch.randn(64).bfloat16()
+    for rows in (1, 2, 3, 7, 12, 13, 15, 16, 17, 33, 48, 49, 65):
+        x = case.x[:rows].clone()
+        assert torch.equal(case.run(x, bias, gate=gate, is_packed=True), case.run(x, bias, gate=gate)), rows
+    if gate == NO_ACTIVATION:
+        case.check(case.run(case.x, is_packed=True), rounded(case.x) @ case.dense.T)
 
 
 @pytest.mark.parametrize("size", [2.0**-133, 2.0**-126, 2.0**-119, 2.0**-117, 1.0, 2.0**120])
@@ -190,10 +220,13 @@ def test_rows_of_any_size_are_rounded_by_their_own(size):
 def test_wrong_numbers_are_refused_before_memory_is_touched():
     y = torch.full((512,), torch.nan)
 
-    def call(stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4) -> None:
+    def call(
+        stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4, *, is_packed: bool = False
+    ) -> None:
         operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
         NATIVE.multiply_int8(
-            stored, 1, columns, 4, groups, kind, gate, 1, *operands, None, None, torch.zeros(4096), y
+            *(stored, 1, columns, 4, groups, kind, gate, is_packed, 1),
+            *(*operands, None, None, torch.zeros(4096), y),
         )
 
     for stored in (2, 3, 6, 7):
@@ -205,34 +238,48 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(0, 64, 1, 0, 5)
     with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 64 columns"):
         call(1, 64, 3)
+    with pytest.raises(
+        ValueError, match="a multiple of 16 outputs, of 4 bytes or a multiple of that, got 4 x 64"
+    ):
+        call(0, 64, 1, is_packed=True)
     assert y.isnan().all()
 
 
+def as_stored(session: nn.Session, name: str) -> torch.Tensor | None:
+    """A weight that a session holds, in the order of its outputs."""
+    found = [(key, tensor) for key, tensor in session.weights.items() if key.startswith(name)]
+    if not found or found[0][0] == name:
+        return found[0][1] if found else None
+    (_, panels), word = found[0], 1 if name.endswith(("scales", "zero_points")) else 4
+    rows, size = panels.shape
+    return panels.view(rows // 16, size // word, 16, word).transpose(1, 2).reshape(rows, size)
+
+
 class Product(nn.Module):
-    def __init__(self) -> None:
-        self.up = nn.Linear(128, 48, bias=True)
+    def __init__(self, outputs: int) -> None:
+        self.up = nn.Linear(128, outputs, bias=True)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         return op.relu(self.up(x))
 
 
 @pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "uint4:64"])
+@pytest.mark.parametrize("outputs", [40, 48])
 @pytest.mark.parametrize("rows", [1, 5, 70])
-def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows):
-    model = Product()
+def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows, outputs):
+    model = Product(outputs)
     model.to("bfloat16")
     ir = model.export({"forward": {"x": spec.Tensor(["n", 2, 128], "bfloat16")}})
     ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
-    assert "int8_activations" in [
-        run.kernel for run in executable.program.methods["forward"].body.instructions
-    ]
+    (product, _) = executable.program.methods["forward"].body.instructions
+    assert product.kernel == ("packed_" if outputs % 16 == 0 else "") + "int8_activations_product"
     torch.manual_seed(rows)
-    weights = {"up.weight": torch.randn(48, 128).bfloat16(), "up.bias": torch.randn(48).bfloat16()}
+    weights = {"up.weight": torch.randn(outputs, 128).bfloat16(), "up.bias": torch.randn(outputs).bfloat16()}
     x = torch.randn(rows, 2, 128).bfloat16()
     session = executable.load(weights)
-    stored = {name.removeprefix("up.weight."): tensor for name, tensor in session.weights.items()}
-    parts = (stored[format.partition(":")[0]], stored["scales"], stored.get("zero_points"))
+    names = format.partition(":")[0], "scales", "zero_points"
+    parts = [as_stored(session, f"up.weight.{name}") for name in names]
     attrs = {"format": format.partition(":")[0], "group_size": FORMATS["int8"].group_size}
     attrs["group_size"] = (
         int(group) if (group := format.partition(":")[2]) else FORMATS[attrs["format"]].group_size
@@ -245,35 +292,43 @@ def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, act) -> None:
-        self.both, self.down, self.act = nn.Linear(128, 2 * 64), nn.Linear(64, 48), act
+    def __init__(self, act, inner: int, outputs: int) -> None:
+        self.both, self.down, self.act = nn.Linear(128, 2 * inner), nn.Linear(inner, outputs), act
 
     def forward(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
         gate, up = op.split(self.both(x), 2, -1)
         return residual + self.down(self.act(gate) * up)
 
 
-@pytest.mark.parametrize("residual", [["n", 48], [48]])
-@pytest.mark.parametrize("format", ["int8", "int4"])
+@pytest.mark.parametrize("is_wide", [False, True])
+@pytest.mark.parametrize(
+    ("format", "inner", "outputs"),
+    [("int8", 64, 48), ("int8", 72, 40), ("int4", 64, 48), ("int4", 96, 40)],
+)
 @pytest.mark.parametrize(("act", "activate"), [(op.silu, F.silu), (op.gelu, F.gelu), (op.relu, F.relu)])
 @pytest.mark.parametrize("rows", [1, 5, 70, 2100])
-def test_gates_and_residuals_are_those_of_the_ops_one_by_one(residual, format, act, activate, rows):
-    model = FeedForward(act)
+def test_gates_and_residuals_are_those_of_the_ops_one_by_one(
+    is_wide, format, act, activate, rows, inner, outputs
+):
+    model = FeedForward(act, inner, outputs)
     model.to("bfloat16")
+    residual = ["n", outputs] if is_wide else [outputs]
     arguments = {"x": spec.Tensor(["n", 128], "bfloat16"), "residual": spec.Tensor(residual, "bfloat16")}
     ir = model.export({"forward": arguments})
     ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     kernels = {run.kernel for run in executable.program.methods["forward"].body.instructions}
-    assert {"int8_activations_gated", "int8_activations_residual"} <= kernels
+    ends = ("gated_product", inner), ("product", outputs)
+    assert {f"{'' if size % 16 else 'packed_'}int8_activations_{end}" for end, size in ends} <= kernels
     torch.manual_seed(rows)
-    shapes = {"both.weight": (128, 128), "both.bias": (128,), "down.weight": (48, 64), "down.bias": (48,)}
+    shapes = {"both.weight": (2 * inner, 128), "both.bias": (2 * inner,)}
+    shapes |= {"down.weight": (outputs, inner), "down.bias": (outputs,)}
     weights = {name: torch.randn(shape).bfloat16() for name, shape in shapes.items()}
     session = executable.load(weights)
     attrs = {"format": format, "group_size": FORMATS[format].group_size}
 
     def product(name: str, x: torch.Tensor) -> torch.Tensor:
-        stored = [session.weights[f"{name}.weight.{part}"] for part in (format, "scales")]
+        stored = [as_stored(session, f"{name}.weight.{part}") for part in (format, "scales")]
         return ops.linear_int8.run((x, *stored, None, weights[f"{name}.bias"]), attrs)
 
     def close(y: torch.Tensor, expected: torch.Tensor) -> bool:

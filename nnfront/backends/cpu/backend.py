@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from nnfront.backends.backend import Backend, Pair
@@ -30,10 +31,12 @@ from nnfront.backends.cpu.extension import NATIVE, TILES, end_threads, instructi
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
+from nnfront.backends.lowering import takes
 from nnfront.backends.table import kernels_of
 from nnfront.ir import OPS
 from nnfront.lower import MethodProgram, Program, Run, Slot
 from nnfront.passes import PIPELINES
+from nnfront.passes.pack_weights import with_layouts
 from nnfront.quant_format import QuantFormat
 
 KERNELS = (
@@ -81,7 +84,7 @@ class CpuBackend(Backend):
         end_threads()
 
     def passes(self, target: str) -> Sequence[Any]:
-        return PIPELINES["cpu"]
+        return with_layouts(PIPELINES["cpu"], (k.layout for k in self.kernels), partial(takes, target))
 
     def reads(self, format: QuantFormat) -> bool:
         return any(not decoding.refusal(format) for decoding in DECODINGS)

@@ -27,11 +27,12 @@ from nnfront.backends.cpu.tape_builder import (
     demand,
     demand_bfloat16,
 )
-from nnfront.backends.kernel import ACCEPTED, Context
+from nnfront.backends.kernel import ACCEPTED, Bind, Context
 from nnfront.ir import OPS, TensorType
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
 from nnfront.memory.layout import Layout
+from nnfront.passes.weight_layouts import LAYOUTS, PANEL, WORD
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
@@ -72,6 +73,7 @@ def _write(
     residual: Value | None = None,
     *,
     is_gated: bool = False,
+    is_packed: bool = False,
 ) -> Sequence[Operand]:
     format = _format(run)
     stored, group = stored_as(format), format.group_size
@@ -88,9 +90,32 @@ def _write(
     if gate is None:
         raise Refused(f"there is no {run.attrs['activation']} in the kernel")
     y = builder.make(run.outputs[0], shape)
-    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], gate, builder.threads
-    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, residual, y)
+    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], gate, is_packed
+    builder.call("multiply_int8", *sizes, builder.threads, weight, scales, zeros, x, bias, residual, y)
     return (y,)
+
+
+def _unpacked(weight: torch.Tensor, word: int) -> torch.Tensor:
+    """A weight, scales or zero points of which words of PANEL outputs follow one another, in the order of outputs."""
+    rows, size = weight.shape
+    return weight.view(rows // PANEL, size // word, PANEL, word).transpose(1, 2).reshape(rows, size)
+
+
+def _of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
+    """What multiplies with a packed weight when its order is undone."""
+    bound = multiply(run)
+
+    def product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: Any, *others: Any) -> Any:
+        zeros = None if zeros is None else _unpacked(zeros, 1)
+        return bound(x, _unpacked(weight, WORD), _unpacked(scales, 1), zeros, *others)
+
+    return product
+
+
+def _of_packed_bytes(
+    held: Callable[..., int], run: Run, x: Layout, weight: Layout, *others: Layout | None
+) -> int:
+    return held(run, x, weight, *others) + sum(x.size_bytes for x in (weight, *others[:2]) if x is not None)
 
 
 def _with_gate(run: Run) -> Callable[..., Any]:
@@ -103,20 +128,43 @@ def _with_gate_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None
 
 def _with_residual(run: Run) -> Callable[..., Any]:
     multiply = in_c(_write, reference)(_product(run))
-    return lambda *operands: multiply(*operands[:-1]) + operands[-1]
+
+    def product(*operands: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = multiply(*operands[:-1])
+        return y if operands[-1] is None else y + operands[-1]
+
+    return product
 
 
 def _with_residual_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
     product = x.count // max(x.shape[-1], 1) * weight.shape[0] * x.item
-    return by_reference(_product(run), x, weight, *others[:-1]) + product
+    return by_reference(_product(run), x, weight, *others[:-1]) + (others[-1] is not None) * product
 
 
 _WHY = "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply"
-KERNELS = tuple(
-    kernel(f"int8_activations{behind}", op, write, bind, _WHY, _accepts, held=held)
-    for behind, op, write, bind, held in (
-        ("", "linear_int8", _write, reference, by_reference),
-        ("_gated", "int8_gated_product", partial(_write, is_gated=True), _with_gate, _with_gate_bytes),
-        ("_residual", "int8_product", _write, _with_residual, _with_residual_bytes),
-    )
+_REGIONS = (
+    ("int8_activations_product", _write, _with_residual, _with_residual_bytes),
+    ("int8_activations_gated_product", partial(_write, is_gated=True), _with_gate, _with_gate_bytes),
+)
+KERNELS = (
+    kernel("int8_activations", "linear_int8", _write, reference, _WHY, _accepts, held=by_reference),
+    *(
+        kernel(region, region, write, otherwise, _WHY, _accepts, held=held)
+        for region, write, otherwise, held in _REGIONS
+    ),
+    *(
+        replace(
+            kernel(
+                f"packed_{region}",
+                f"packed_{region}",
+                partial(write, is_packed=True),
+                partial(_of_packed, otherwise),
+                f"{_WHY}; weights lie in panels of {PANEL} outputs",
+                _accepts,
+                held=partial(_of_packed_bytes, held),
+            ),
+            layout=LAYOUTS[f"packed_{region}"],
+        )
+        for region, write, otherwise, held in _REGIONS
+    ),
 )

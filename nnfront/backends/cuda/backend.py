@@ -30,7 +30,8 @@ from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Program
 from nnfront.memory.allocations import Workspace
-from nnfront.passes import PIPELINES, pack_weights
+from nnfront.passes import PIPELINES
+from nnfront.passes.pack_weights import with_layouts
 from nnfront.quant_format import QuantFormat
 
 
@@ -50,10 +51,7 @@ class CudaBackend(Backend):
     uploads = True
 
     def passes(self, target: str) -> Sequence[Any]:
-        """Kernels are chosen first: a region's weights are stored as a kernel wants them only if it takes it so."""
-        layouts = {kernel.layout: None for kernel in self.kernels if kernel.layout is not None}
-        chosen = partial(pack_weights, takes=partial(takes, target), layouts=layouts)
-        return [chosen if step is pack_weights else step for step in PIPELINES["cuda"]]
+        return with_layouts(PIPELINES["cuda"], (k.layout for k in self.kernels), partial(takes, target))
 
     def reads(self, format: QuantFormat) -> bool:
         return reads(format)

@@ -13,7 +13,7 @@ from nnfront.backends.cuda.kernel_package import asked, kernel_module
 from nnfront.backends.cuda.linear import in_rows
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
-from nnfront.passes.pack_weights import LAYOUTS
+from nnfront.passes.weight_layouts import LAYOUTS
 
 _OPTIONS = {"activation", "gated", "alpha", "limit", "up_offset"}
 _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"

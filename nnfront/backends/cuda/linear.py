@@ -21,7 +21,7 @@ from nnfront.backends.cuda.row_norm import RowNorm, is_inside, of_norm
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
-from nnfront.passes.pack_weights import LAYOUTS
+from nnfront.passes.weight_layouts import LAYOUTS
 from nnfront.quant_format import FORMATS, QuantFormat
 
 ACTIVATIONS = {

@@ -18,8 +18,8 @@ from nnfront.backends.cuda import rowwise
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.backends.kernel import Bind, Context, Kernel
 from nnfront.lower import Run
-from nnfront.passes.pack_weights import LAYOUTS
 from nnfront.passes.regions import OF_NORM
+from nnfront.passes.weight_layouts import LAYOUTS
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,14 @@
 #endif
 
 enum {
+    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that a packed weight is multiplied with as it lies
+    AHEAD_OF_PACKED = 4 << 10,          // bytes of a packed weight that are fetched before they are needed
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
     OF_TILE = 16,  // rows, and fours of columns, of a tile
+    OF_PANEL = 16,    // outputs of a packed weight that lie together
 #if AVX512 || AVX2 || NEON
     LEAST_INVERTED = 10 << 7,  // bfloat16 from which on a row is divided by multiplications: what they lack is a float with all its bits
 #else
@@ -192,13 +195,35 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const in
 // The output of a lane of a vector of outputs from `at` on; the last one again where there are fewer.
 FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->outputs ? at + lane : p->outputs - 1; }
 
-// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0 or for tiles as those of the weight, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes.
+// Four bytes of each of FLOATS outputs from `at` on in a packed weight; the next four lie OF_PANEL times four bytes behind.
+INLINE const uint8_t *packed_words(const Int8 *p, Py_ssize_t at, Py_ssize_t byte) {
+    return (const uint8_t *)p->n->quantized + at / OF_PANEL * OF_PANEL * p->bytes + byte * OF_PANEL + at % OF_PANEL * FOUR;
+}
+
+// Four bytes of each of FLOATS outputs as what is multiplied: integers from 0, or for tiles those of the weight; of four bits the low ones and then the high ones. Returns the place behind.
+FAST INLINE Bits *as_integers(const Int8 *p, const Bits found, Bits *to) {
+    const Stored how = (Stored)p->n->stored;
+    if (how < INT4_GROUPS) {
+        *to++ = found ^ (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u);
+        return to;
+    }
+    const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
+    const AllBytes less = (uint8_t)(p->is_tiled && how == INT4_GROUPS ? 8 : 0) - (AllBytes){0};
+    *to++ = (Bits)((AllBytes)((found & 0x0F0F0F0F) ^ flipped) - less);
+    *to++ = (Bits)((AllBytes)((found >> 4 & 0x0F0F0F0F) ^ flipped) - less);
+    return to;
+}
+
+// Columns `first` to `end` of FLOATS outputs from `at` on, four neighbours of each output together; behind `end` to a multiple of VECTOR bytes where the weight is not packed.
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     const Py_ssize_t bytes = p->bytes;
-    const uint32_t flipped = how < INT4_GROUPS ? (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u) : how == INT4_GROUPS ? 0x08080808 : 0;
-    const AllBytes less = (uint8_t)(p->is_tiled && how == INT4_GROUPS ? 8 : 0) - (AllBytes){0};
-    for (Py_ssize_t byte = bytes_of(how, first); byte < bytes_of(how, end); byte += VECTOR) {
+    const uint8_t *packed = packed_words(p, at, bytes_of(how, first)), *behind = packed_words(p, at, bytes_of(how, end));
+    for (; p->n->is_packed && packed < behind; packed += OF_PANEL * FOUR) {
+        fetch(packed + AHEAD_OF_PACKED);
+        to = as_integers(p, (Bits)floats(packed), to);
+    }
+    for (Py_ssize_t byte = bytes_of(how, first); !p->n->is_packed && byte < bytes_of(how, end); byte += VECTOR) {
         Bits of[FLOATS];
 #pragma GCC unroll 16
         for (int lane = 0; lane < FLOATS; lane++) {
@@ -207,13 +232,7 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
             of[lane] = some_bytes(from, bytes - byte);
         }
         transpose(of);
-        for (int i = 0; i < FLOATS; i++)
-            if (how < INT4_GROUPS) {
-                *to++ = of[i] ^ flipped;
-            } else {
-                *to++ = (Bits)((AllBytes)((of[i] & 0x0F0F0F0F) ^ flipped) - less);
-                *to++ = (Bits)((AllBytes)((of[i] >> 4 & 0x0F0F0F0F) ^ flipped) - less);
-            }
+        for (int i = 0; i < FLOATS; i++) to = as_integers(p, of[i], to);
     }
 }
 
@@ -222,7 +241,12 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
     const struct multiply_int8 *n = p->n;
     const Scales kind = (Scales)n->scale_kind;
     const bool has_zeros = n->stored == UINT4_GROUPS;
-    for (Py_ssize_t part = first; part < end; part += FLOATS, scales += FLOATS, offsets += FLOATS) {
+    for (Py_ssize_t part = first; n->is_packed && part < end; part++, scales++, offsets++) {
+        const Py_ssize_t place = (at / OF_PANEL * n->groups + (n->stored == INT8 ? 0 : part)) * OF_PANEL + at % OF_PANEL;
+        *scales = scales_there(n->scales, kind, place, first_lanes(FLOATS));
+        *offsets = has_zeros ? __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + place, first_lanes(FLOATS)), Floats) : all((float)one_offset(n));
+    }
+    for (Py_ssize_t part = first; !n->is_packed && part < end; part += FLOATS, scales += FLOATS, offsets += FLOATS) {
         Bits of[FLOATS], zeros[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
             const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
@@ -239,21 +263,29 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
     }
 }
 
-// What a chunk that is in order adds to the sums of a block; `rows` is a constant wherever this is inlined.
-FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
-                                float *to, const bool has_offsets, const int rows) {
+// What a chunk adds to the sums of a block: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `rows` and `halves` are constants wherever this
+// is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, const bool is_packed, const int halves, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end,
+                                Py_ssize_t row, float *to, const bool has_offsets, const int rows) {
+    const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? 0x08080808 : 0;
     const Rounded *x = p->quantized + row * p->padded + first * rows;
     Floats sums[IN_BLOCK];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
     for (Py_ssize_t begin = first, part = first / p->length; begin < end; begin += p->length, part++) {
-        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + FOUR - 1) / FOUR;
+        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + halves * FOUR - 1) / (halves * FOUR);
         Ints products[IN_BLOCK];
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) products[i] = (has_offsets ? 0 : p->begins[(row + i) * p->parts + part]) - (Ints){0};
-        for (Py_ssize_t k = 0; k < count; k++, weight++, x += FOUR * rows) {
+        for (Py_ssize_t k = 0; k < count; k++, weight += is_packed ? OF_PANEL * FOUR : VECTOR) {
+            const Bits found = (Bits)floats(weight);
+            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
+#pragma GCC unroll 2
+            for (int half = 0; half < halves; half++, x += FOUR * rows) {
+                const Bits of = (halves == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
 #pragma GCC unroll 12
-            for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], *weight, x, i);
+                for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], of, x, i);
+            }
         }
         const Floats scale = *scales++, offset = *offsets++;
 #pragma GCC unroll 12
@@ -292,19 +324,32 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #include "int8_tiles.h"
 #endif
 
+// The same for a block of `rows`, which is a constant wherever this is inlined.
+FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to,
+                               const int rows) {
+#define BLOCK(is_packed, halves, has_offsets) multiply_block(p, weight, is_packed, halves, scales, offsets, first, end, row, to, has_offsets, rows)
+    const bool has_offsets = !has_one_offset(p);
+    if (packed == 2) { if (has_offsets) BLOCK(true, 2, true); else BLOCK(true, 2, false); }
+    else if (packed == 1) BLOCK(true, 1, false);
+    else if (has_offsets) BLOCK(false, 1, true);
+    else BLOCK(false, 1, false);
+#undef BLOCK
+}
+
 // Make the sums of the rows `from` to `to` and of FLOATS outputs of the weight from `at` on.
 FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to, float *sums) {
+    const Stored how = (Stored)p->n->stored;
     Bits weight[CHUNK / FOUR];
     Floats scales[CHUNK / 32], offsets[CHUNK / 32];  // groups of 32 or more
-    for (Py_ssize_t first = 0; first < p->padded; first += CHUNK) {
-        const Py_ssize_t end = p->padded - first < CHUNK ? p->padded : first + CHUNK;
-        arrange_chunk(p, at, first, end < p->n->columns ? end : p->n->columns, weight);
+    const int packed = p->n->is_packed && to - from <= MOST_AS_IT_LIES ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
+    for (Py_ssize_t first = 0; first < p->n->columns; first += CHUNK) {
+        const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
+        if (!packed) arrange_chunk(p, at, first, end, weight);
         factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
+        const uint8_t *lies = packed ? packed_words(p, at, bytes_of(how, first)) : (const uint8_t *)weight;
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
             rows = rows_of_block(p->n->rows - row);
-            float *of = sums + (row - from) * FLOATS;
-#define BLOCK(has_offsets, count) multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, has_offsets, count)
-#define ROWS(count) case count: if (has_one_offset(p)) BLOCK(false, count); else BLOCK(true, count); break;
+#define ROWS(count) case count: multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * FLOATS, count); break;
             switch (rows) {
                 ROWS(1) ROWS(2) ROWS(4)
 #if IN_BLOCK == 12
@@ -312,7 +357,6 @@ FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssiz
 #endif
             }
 #undef ROWS
-#undef BLOCK
         }
     }
 }
@@ -336,14 +380,16 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
     if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
+    if (n->is_packed && (n->outputs % OF_PANEL || bytes_of(how, n->columns) % FOUR))
+        return refused("a packed weight has a multiple of %d outputs, of %d bytes or a multiple of that, got %zd x %zd", OF_PANEL, FOUR, n->outputs, n->columns);
     Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP;
 #if HAS_TILES
-    if (n->rows >= LEAST_TILED && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
+    if (n->rows >= (n->is_packed ? IN_BLOCK + 1 : LEAST_TILED) && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
 #if BYTES_BY_FOURS
-    if (!p.is_tiled && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
+    if (!p.is_tiled && !n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
