@@ -18,6 +18,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     control                           printing, external functions, which case it is
     collective                        what several processes compute together
     constants                         constants of the IR as torch tensors, and back
+    first_calls                       what torch's elementary functions need before several threads call them
 """
 
 from nnfront.ops.activation import (
@@ -79,6 +80,7 @@ from nnfront.ops.elementwise import (
     subtract,
     tanh,
 )
+from nnfront.ops.first_calls import make_first_calls
 from nnfront.ops.index import gather, scatter, scatter_add, take, tril, triu
 from nnfront.ops.join import chunk, concat, split, stack
 from nnfront.ops.linear_int8 import linear_int8
@@ -145,3 +147,5 @@ from nnfront.ops.shape import (
     unsqueeze,
 )
 from nnfront.ops.slice import getitem, pad
+
+make_first_calls()
