@@ -29,8 +29,6 @@ _FUNCTIONS = (
 
 def make_first_calls() -> None:
     """Call each function once for a number of each dtype that MKL has it for; 2 ms."""
-    if not torch.backends.mkl.is_available():
-        return
     for dtype in (torch.float32, torch.float64):
         one = torch.ones(1, dtype=dtype)
         for name in _FUNCTIONS:
