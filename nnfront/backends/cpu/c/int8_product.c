@@ -274,23 +274,33 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, const bool
     for (int i = 0; i < rows; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
     for (Py_ssize_t begin = first, part = first / p->length; begin < end; begin += p->length, part++) {
         const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + halves * FOUR - 1) / (halves * FOUR);
-        Ints products[IN_BLOCK];
+        // Sums of few rows are two each, as they would wait for one another.
+        enum { CHAINS = 2 };
+        const int chains = is_packed && rows <= CHAINS ? CHAINS : 1, words = halves < chains ? chains : 1;
+        Ints products[CHAINS][IN_BLOCK];
 #pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) products[i] = (has_offsets ? 0 : p->begins[(row + i) * p->parts + part]) - (Ints){0};
-        for (Py_ssize_t k = 0; k < count; k++, weight += is_packed ? OF_PANEL * FOUR : VECTOR) {
-            const Bits found = (Bits)floats(weight);
-            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
-#pragma GCC unroll 2
-            for (int half = 0; half < halves; half++, x += FOUR * rows) {
-                const Bits of = (halves == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
-#pragma GCC unroll 12
-                for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], of, x, i);
-            }
+        for (int i = 0; i < rows; i++) {
+            products[0][i] = (has_offsets ? 0 : p->begins[(row + i) * p->parts + part]) - (Ints){0};
+            products[1][i] = (Ints){0};
         }
+        for (Py_ssize_t k = 0; k < count; k += words)
+#pragma GCC unroll 2
+            for (int word = 0; word < words; word++, weight += is_packed ? OF_PANEL * FOUR : VECTOR) {
+                if (word && k + word == count) break;
+                const Bits found = (Bits)floats(weight);
+                if (is_packed) fetch(weight + AHEAD_OF_PACKED);
+#pragma GCC unroll 2
+                for (int half = 0; half < halves; half++, x += FOUR * rows) {
+                    const Bits of = (halves == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
+                    Ints *sum = products[chains == 1 ? 0 : halves == 1 ? word : half];
+#pragma GCC unroll 12
+                    for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
+                }
+            }
         const Floats scale = *scales++, offset = *offsets++;
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
-            Floats less = __builtin_convertvector(products[i], Floats);
+            Floats less = __builtin_convertvector(chains == 1 ? products[0][i] : products[0][i] + products[1][i], Floats);
             if (has_offsets) less -= offset * all(p->sums[(row + i) * p->parts + part]);
             sums[i] = fused(less, scale, sums[i]);
         }
