@@ -20,8 +20,8 @@ from nnfront.errors import LoadError, LowerError
 from nnfront.ir import MAX_DIM_TERMS, IRModule, admissible
 from nnfront.lower import Program, lower_weights, of_rank, world_of
 from nnfront.memory.report import MemoryReport, report_memory
-from nnfront.passes import inline
-from nnfront.passes.base import run_steps
+from nnfront.passes import inline, pack_weights
+from nnfront.passes.base import run_steps, step_name
 from nnfront.session import Session
 from nnfront.transform.plan import TransformPlan, plan_load
 from nnfront.transform.run import run_transform, stream_transform
@@ -55,9 +55,9 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
     return compile_admitted(admissible(ir), target)
 
 
-def compile_admitted(source: IRModule, target: str) -> Executable:
-    """Compile a module that is `admissible`, as what `admit` returns. Raises LowerError as `compile` does."""
-    passes = backend_of(target).passes(target)
+def compile_admitted(source: IRModule, target: str, *, packs: bool = True) -> Executable:
+    """Compile a module that is `admissible`, as what `admit` returns, with weights in the order that kernels want, unless they lie in their own. Raises LowerError as `compile` does."""
+    passes = [p for p in backend_of(target).passes(target) if packs or step_name(p) != pack_weights.name]
     with bounded_work(MAX_DIM_TERMS):
         # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
         ir = inline(source, [f.name for f in source.functions if f.kind == "fused" and not f.is_outlined])

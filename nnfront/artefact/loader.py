@@ -13,7 +13,14 @@ from pathlib import Path
 
 from nnfront.artefact.folder import PROGRAM, ArtefactFiles, check_files, read_artefact
 from nnfront.artefact.save import Extras
-from nnfront.artefact.tensor_names import at_rank, own_tensors, rank_programs, read_weights, restored
+from nnfront.artefact.tensor_names import (
+    at_rank,
+    own_tensors,
+    rank_programs,
+    read_weights,
+    restored,
+    weight_types,
+)
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.device import CPU, overriding_device
 from nnfront.backends.registry import is_target, targets
@@ -108,6 +115,10 @@ def _admitted(files: ArtefactFiles) -> IRModule:
 def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
     with _about(files.folder / PROGRAM):
         program = compile_admitted(ir, target).program
+        if files.manifest.ranks == 1 and not _are_there(files, program):
+            # It may have been written before kernels wanted another order of weights.
+            plain = compile_admitted(ir, target, packs=False).program
+            program = plain if _are_there(files, plain) else program
     if sorted(program.methods) != sorted(files.manifest.methods):
         raise LoadError(
             f"{files.folder}: the program does not have the methods that the manifest lists",
@@ -122,6 +133,13 @@ def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
             details=[f"got {_counted(world)}", f"expected {_counted(files.manifest.ranks)}"],
         )
     return program
+
+
+def _are_there(files: ArtefactFiles, program: Program) -> bool:
+    """Whether the files have a tensor for each weight that methods read."""
+    placed = files.manifest.weights
+    names = ((placed.get(o, {}), name) for o, types in weight_types(program).items() for name in types)
+    return all(of_origin.get(name, name) in files.tensors for of_origin, name in names)
 
 
 def _flag(ranks: int) -> str:

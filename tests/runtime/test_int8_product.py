@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of integers, by the kernel in C, against float64; what rows become is said in plain words here."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -341,3 +342,26 @@ def test_gates_and_residuals_are_those_of_the_ops_one_by_one(
     expected = added + product("down", activate(gate) * up)
     assert close(session["forward"](x, added), expected)
     assert close(session["forward"](x.contiguous(), added), expected)
+
+
+def test_an_artefact_with_packed_weights_runs_where_there_are_no_kernels_in_c(tmp_path, monkeypatch):
+    model = FeedForward(op.silu, 64, 48)
+    model.to("bfloat16")
+    arguments = {name: spec.Tensor(["n", size], "bfloat16") for name, size in (("x", 128), ("residual", 48))}
+    ir = nn.passes.quantize_weights(model.export({"forward": arguments}), "int4")
+    ir = nn.passes.lift_transform_params(nn.passes.quantize_activations(ir), shared_transform=True)
+    torch.manual_seed(0)
+    shapes = {"both.weight": (128, 128), "both.bias": (128,), "down.weight": (48, 64), "down.bias": (48,)}
+    session = nn.compile(ir).load({name: torch.randn(shape).bfloat16() for name, shape in shapes.items()})
+    operands = torch.randn(5, 128).bfloat16(), torch.randn(5, 48).bfloat16()
+    expected = session["forward"](*operands)
+    session.save(tmp_path / "artefact")
+    for module in [
+        m for name, m in sys.modules.items() if name.startswith("nnfront.") and hasattr(m, "NATIVE")
+    ]:
+        monkeypatch.setattr(module, "NATIVE", None)
+    alone = nn.load(tmp_path / "artefact")
+    kernels = {run.kernel for run in alone.program.methods["forward"].body.instructions}
+    assert {"packed_int8_activations_gated_product", "packed_int8_activations_product"} <= kernels
+    found = alone["forward"](*operands)
+    assert (found.float() - expected.float()).abs().max() <= expected.float().abs().max() / 60

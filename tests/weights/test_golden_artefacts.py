@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def test_every_golden_artefact_has_a_test() -> None:
     assert {folder.name for folder in GOLDEN.iterdir() if folder.is_dir()} == {
+        "integers-1",
         "kernels-2",
         "llama-1",
         "ranks-3",
@@ -28,7 +29,7 @@ def test_every_golden_artefact_has_a_test() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["kernels-2", "llama-1", "ranks-3", "varied-1"])
+@pytest.mark.parametrize("name", ["integers-1", "kernels-2", "llama-1", "ranks-3", "varied-1"])
 def test_every_byte_is_as_it_was_written(name: str) -> None:
     assert nn.artefact.check(GOLDEN / name) == []
 
@@ -43,6 +44,24 @@ def test_the_weights_of_each_rank_of_ranks_3() -> None:
         }
         assert torch.equal(weights["a.weight.part"], whole[:, 3 * rank : 3 * rank + 3])
         assert torch.equal(weights["b.weight"], torch.arange(4.0))
+
+
+def integers(rows: int, columns: int, most: int) -> torch.Tensor:
+    """Of each row `most` is the largest element, so that it is its own rounding."""
+    made = (torch.arange(rows)[:, None] * 7 + torch.arange(columns) * 5) % (2 * most + 1) - most
+    made[:, 0] = most
+    return made.double()
+
+
+def test_integers_1_whose_weights_lie_as_they_did_before_kernels_wanted_panels() -> None:
+    """relu(first half of x @ up.T) * second half, and y + y @ down.T, with up in int8 and down in int4."""
+    session = nn.load(GOLDEN / "integers-1")
+    up, down, x, y = integers(64, 64, 127), integers(32, 32, 7), integers(3, 64, 127), integers(3, 32, 127)
+    assert torch.equal(session.weights["up_integers"].double(), up)
+    found = session["forward"](x.bfloat16(), y.bfloat16())
+    gate, other = (x @ up.T).chunk(2, -1)
+    torch.testing.assert_close(found["gated"].double(), gate.relu() * other, rtol=2**-7, atol=0)
+    torch.testing.assert_close(found["sum"].double(), y + y @ down.T, rtol=2**-7, atol=1)
 
 
 def test_the_methods_of_varied_1() -> None:

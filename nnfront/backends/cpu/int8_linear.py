@@ -38,10 +38,13 @@ from nnfront.quant_format import FORMATS, QuantFormat
 
 def refusal(format: QuantFormat, dtype: str) -> str:
     """Why there is no kernel for weights in a format, in integers, and x in a dtype; "" if there is one."""
+    return _unlike(format, dtype) or ("the kernels in C are not there" if NATIVE is None else ACCEPTED)
+
+
+def _unlike(format: QuantFormat, dtype: str) -> str:
+    """The same wherever the kernels in C are: how weights are stored does not depend on the machine."""
     if dtype != "bfloat16":
         return f"activations are {dtype}, the kernel takes bfloat16"
-    if NATIVE is None:
-        return "the kernels in C are not there"
     return ACCEPTED if stored_as(format) is not None else f"no kernel for {format}"
 
 
@@ -56,10 +59,10 @@ def _format(run: Run) -> QuantFormat:
     return replace(FORMATS[attrs["format"]], group_size=attrs["group_size"])
 
 
-def _accepts(run: Run, context: Context) -> str:
+def _accepts(refuses: Callable[[QuantFormat, str], str], run: Run, context: Context) -> str:
     x = context.tensor(run.inputs[0])
     assert isinstance(x, TensorType)
-    return refusal(_format(run), x.dtype)
+    return refuses(_format(run), x.dtype)
 
 
 def _write(
@@ -142,14 +145,15 @@ def _with_residual_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | 
 
 
 _WHY = "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply"
+_TAKEN = partial(_accepts, refusal)
 _REGIONS = (
     ("int8_activations_product", _write, _with_residual, _with_residual_bytes),
     ("int8_activations_gated_product", partial(_write, is_gated=True), _with_gate, _with_gate_bytes),
 )
 KERNELS = (
-    kernel("int8_activations", "linear_int8", _write, reference, _WHY, _accepts, held=by_reference),
+    kernel("int8_activations", "linear_int8", _write, reference, _WHY, _TAKEN, held=by_reference),
     *(
-        kernel(region, region, write, otherwise, _WHY, _accepts, held=held)
+        kernel(region, region, write, otherwise, _WHY, _TAKEN, held=held)
         for region, write, otherwise, held in _REGIONS
     ),
     *(
@@ -160,7 +164,7 @@ KERNELS = (
                 partial(write, is_packed=True),
                 partial(_of_packed, otherwise),
                 f"{_WHY}; weights lie in panels of {PANEL} outputs",
-                _accepts,
+                partial(_accepts, _unlike),
                 held=partial(_of_packed_bytes, held),
             ),
             layout=LAYOUTS[f"packed_{region}"],
