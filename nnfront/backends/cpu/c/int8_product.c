@@ -2,9 +2,10 @@
 // Products of x, rounded to 8 bits a row, with a weight in integers of 8 or 4 bits: sums of integers, which processors make several times as fast as sums of floats.
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
-// cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there.
-// Few rows do without that order where bytes are multiplied by fours (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts
-// are added in their order: so a row has the same bits in all ways.
+// cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed weight
+// lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where bytes are
+// multiplied by fours (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts are added in their order: so a row has the same bits in
+// all ways.
 
 #include <math.h>
 
@@ -19,14 +20,14 @@
 #endif
 
 enum {
-    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that a packed weight is multiplied with as it lies
-    AHEAD_OF_PACKED = 4 << 10,          // bytes of a packed weight that are fetched before they are needed
+    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that meet a packed weight as it lies
+    AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
     OF_TILE = 16,  // rows, and fours of columns, of a tile
-    OF_PANEL = 16,    // outputs of a packed weight that lie together
+    OF_PANEL = 16, // outputs of a packed weight that lie together
 #if AVX512 || AVX2 || NEON
     LEAST_INVERTED = 10 << 7,  // bfloat16 from which on a row is divided by multiplications: what they lack is a float with all its bits
 #else
@@ -334,9 +335,9 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #include "int8_tiles.h"
 #endif
 
-// The same for a block of `rows`, which is a constant wherever this is inlined.
-FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to,
-                               const int rows) {
+// What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined.
+FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
+                                  float *to, const int rows) {
 #define BLOCK(is_packed, halves, has_offsets) multiply_block(p, weight, is_packed, halves, scales, offsets, first, end, row, to, has_offsets, rows)
     const bool has_offsets = !has_one_offset(p);
     if (packed == 2) { if (has_offsets) BLOCK(true, 2, true); else BLOCK(true, 2, false); }
