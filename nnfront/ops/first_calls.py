@@ -8,23 +8,9 @@ code: cosines of a prompt's positions are wrong by 1.5e-4 then, in the first cal
 import torch
 
 _FUNCTIONS = (
-    *(
-        "acos",
-        "acosh",
-        "asin",
-        "asinh",
-        "atan",
-        "atanh",
-        "cos",
-        "cosh",
-        "erf",
-        "erfc",
-        "erfinv",
-        "exp",
-        "expm1",
-    ),
-    *("lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
-)
+    "acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp expm1 "
+    "lgamma log log10 log1p log2 rsqrt sigmoid sin sinh sqrt tan tanh"
+).split()
 
 
 def make_first_calls() -> None:

@@ -60,10 +60,7 @@ def lift_transform_params(
     `lift_transform_params.report(ir, ...)`, with the same options, says what would move, what would stay and why.
     """
     analyzer = Analyzer(ir)
-    plan = _plan(ir, shared_transform)
-    if only_lifted:
-        is_behind = any(_computes_of_weights(f) for f in ir.functions if f.kind in ("public", "private"))
-        plan = {name: of for name, of in plan.items() if is_behind and "transform" in ir[of[0]].attrs}
+    plan = _plan(ir, shared_transform, only_lifted)
     if not plan:
         return ir
     lifted = {name for methods in plan.values() for name in methods}
@@ -85,7 +82,9 @@ def lift_transform_params(
 
 
 def _computes_of_weights(function: Function) -> bool:
-    """Whether it computes something of weights alone."""
+    """Whether a method, or what it calls, computes something of weights alone."""
+    if function.kind not in ("public", "private"):
+        return False
     weights = {p for p in function.params if p.role in ("weight", "transformed")}
     reads = (set(used_vars(binding.value)) for binding in function.bindings)
     return any(read and weights.issuperset(read) for read in reads)
@@ -99,17 +98,19 @@ def _report(
     only_lifted: bool = False,
 ) -> LiftReport:
     """Say what would move, its bytes, who declared it, what would stay and why, and the bytes in memory. Printable."""
-    plan = _plan(ir, shared_transform)
+    plan = _plan(ir, shared_transform, only_lifted)
     analyzer = Analyzer(ir)
     return LiftReport(
         tuple(describe(name, _group(analyzer, ir, members, allow_growth)) for name, members in plan.items())
     )
 
 
-def _plan(ir: IRModule, shared_transform: bool | Sequence[str]) -> dict[str, list[str]]:
+def _plan(ir: IRModule, shared_transform: bool | Sequence[str], only_lifted: bool) -> dict[str, list[str]]:
     """Return the names of the functions to lift, by the name of the transform that they are to share."""
+    if only_lifted and not any(map(_computes_of_weights, ir.functions)):
+        return {}
     # A method that has a transform belongs to those that share it, even if no weight is left in it.
-    members = sorted(f.name for f in ir.methods if f.weights or "transform" in f.attrs)
+    members = sorted(f.name for f in ir.methods if (f.weights and not only_lifted) or "transform" in f.attrs)
     if shared_transform is False:
         plan: dict[str, list[str]] = {}
         for name in members:
