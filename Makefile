@@ -51,7 +51,7 @@ test-cases: $(READY)
 
 # Replicas on a Ray of their own, one of which is killed; installs `.[distributed]`, which is large.
 test-deploy: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[distributed]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[distributed]'
 	$(BIN)/python -m pytest tests/serve/test_deploy_on_ray.py -m slow
 
 # The plugin in vLLM itself, in an environment of its own, for vLLM wants its own versions of much that is in .venv: 3.5 GB.
@@ -68,7 +68,7 @@ build/vllm/.ready: pyproject.toml constraints.txt $(wildcard nnfront/backends/cp
 
 # Pages of `nnfront show --html` and `nnfront serve` in the browser that CHROMIUM names.
 test-browser: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[browser]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/python -m pytest tests/inspection tests/serve -m browser
 
 # The site, in build/site: pages that are made of declarations are made anew, and links are checked. It is read without a network.
