@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write random bf16 checkpoints in the shapes of well-known models: `python bench/checkpoints.py FOLDER [NAME ...]`.
 
-They have config.json and model.safetensors, no tokenizer. qwen2.5-0.5b has that model's sizes in Llama's architecture.
+They have config.json and model.safetensors, no tokenizer. qwen2.5-0.5b has that model's sizes in Llama's architecture. `write_int4` adds one whose linear layers are in 4 bits.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from pathlib import Path
 
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIGS = {
@@ -67,6 +73,43 @@ def write(name: str, folder: Path) -> Path:
                 parameter.normal_(0, 0.02)
     model.save_pretrained(path)
     return path
+
+
+def write_int4(path: Path) -> Path:
+    """A checkpoint beside one, FOLDER-int4, unless it is there; return its folder.
+
+    Linear layers are in 4 bits, groups of 128 without zero points, as compressed-tensors packs them; the embedding, which is the head as well, stays as it is.
+    """
+    folder, groups = path.with_name(f"{path.name}-int4"), 128
+    if (folder / "model.safetensors").exists():
+        return folder
+    weights = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=groups, symmetric=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    stored = {}
+    for name, weight in load_file(path / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+            continue
+        grouped = weight.unflatten(1, (-1, groups))
+        scale, _ = calculate_qparams(grouped.amin(2), grouped.amax(2), weights)
+        state = {"weight": weight, "weight_scale": scale.to(weight.dtype)}
+        base = name.removesuffix("weight")
+        stored |= {f"{base}{key}": part for key, part in compressor.compress(state, scheme).items()}
+    how = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        ignore=["lm_head"],
+        format="pack-quantized",
+        quantization_status="compressed",
+    )
+    folder.mkdir()
+    for each in path.glob("*.json"):
+        shutil.copy(each, folder)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = how.model_dump(mode="json")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def main() -> None:

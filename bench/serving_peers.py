@@ -5,7 +5,7 @@
         --at llama-server=BUILD/bin/llama-server vllm=ENVIRONMENT/bin/python transformers=ENVIRONMENT/bin/transformers
 
 FOLDER is a checkpoint of `bench/checkpoints.py`; a tokenizer of one word for each token is written into it. llama-server reads FOLDER-BF16.gguf and FOLDER-Q4_0.gguf,
-which `bench/llama_cpp.py` writes. `--at` says where programs are that are not on PATH; `--server NAME=COMMAND` adds one of your own. Servers are started one after
+which `bench/llama_cpp.py` writes, and those with `w4` FOLDER-int4, which is written beside it. `--at` says where programs are that are not on PATH; `--server NAME=COMMAND` adds one of your own. Servers are started one after
 the other, in a process group that is ended whole, waited for by their `/health`, and asked the same things, `--rounds` times, prompts as token ids, of transformers, which takes none, as text of as
 many tokens:
 
@@ -14,7 +14,8 @@ many tokens:
     prefix   first token behind 1,024 tokens that are known and 32 new ones, and of the 32 alone
     stall    the longest pause of a stream of 200 tokens while a prompt of 2,000 comes in
 
-`--parts` asks some of them. The client's work is on the same cores. Medians over rounds.
+`--parts` asks some of them. The client's work is on the same cores. Medians over rounds. Where others use the machine as well, `--together` has them take turns in less
+time: all are started once, and those that are not asked wait.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx2
 import numpy as np
+from checkpoints import write_int4
 from machine import describe, keep, table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
@@ -57,10 +60,10 @@ class Peer:
     takes_ids: bool = True
 
 
-NNFRONT = "{program} serve {folder} --port {port} --max-num-seqs 16 --max-model-len 4096"
+NNFRONT = "{program} serve {folder}%s --port {port} --max-num-seqs 16 --max-model-len 4096"
 # -kvu: one cache for all of the 16, as the others have, of which a prompt may take what it needs.
 LLAMA = "{program} -m {folder}-%s.gguf --port {port} -t {cores} -np 16 -c 65536 -kvu"
-VLLM = "{program} -m vllm.entrypoints.openai.api_server --model {folder} --port {port} --max-num-seqs 16 --max-model-len 4096 --generation-config vllm"
+VLLM = "{program} -m vllm.entrypoints.openai.api_server --model {folder}%s --port {port} --max-num-seqs 16 --max-model-len 4096 --generation-config vllm"
 # Left alone it keeps a core for what does not compute.
 VLLM_VARIABLES = {
     "VLLM_PLUGINS": "",
@@ -69,15 +72,18 @@ VLLM_VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 PEERS = {
-    "nnfront": Peer("nnfront", NNFRONT),
-    "nnfront-int4": Peer("nnfront", f"{NNFRONT} --quant int4"),
+    "nnfront": Peer("nnfront", NNFRONT % ""),
+    "nnfront-int4": Peer("nnfront", f"{NNFRONT % ''} --quant int4"),
     "nnfront-int4-int8": Peer(
-        "nnfront", f"{NNFRONT} --quant int4 --activations int8"
+        "nnfront", f"{NNFRONT % ''} --quant int4 --activations int8"
     ),  # as llama.cpp multiplies
+    # The same weights in 4 bits, and both round activations to 8 bits, as vLLM does where the processor has tiles.
+    "nnfront-w4": Peer("nnfront", f"{NNFRONT % '-int4'} --activations int8"),
+    "vllm-w4": Peer("vllm", VLLM % "-int4", VLLM_VARIABLES),
     "llama-server": Peer("llama-server", LLAMA % "BF16"),
     "llama-server-q4_0": Peer("llama-server", LLAMA % "Q4_0"),
-    "vllm": Peer("vllm", VLLM, VLLM_VARIABLES),
-    "vllm-eager": Peer("vllm", f"{VLLM} --enforce-eager", VLLM_VARIABLES),
+    "vllm": Peer("vllm", VLLM % "", VLLM_VARIABLES),
+    "vllm-eager": Peer("vllm", f"{VLLM % ''} --enforce-eager", VLLM_VARIABLES),
     "transformers": Peer(
         "transformers",
         "{program} serve {folder} --port {port} --continuous-batching --device cpu --cb-num-blocks 80 --cb-max-batch-tokens 512",
@@ -189,12 +195,12 @@ PARTS: dict[str, Callable[[Client], Awaitable[dict[str, float]]]] = {
 }
 
 
-async def measured(client: Client, parts: list[str]) -> dict[str, float]:
-    """What one server is asked."""
+async def measured(client: Client, parts: list[str], number: int) -> dict[str, float]:
+    """What one server is asked in a round: prompts that it has not seen, the same ones as others."""
     await client.ask(client.prompt(64), 8)  # what is made once
     found: dict[str, float] = {}
     for part in parts:
-        client.random.seed(part)  # the same prompts, whatever else is asked
+        client.random.seed(f"{part} {number}")  # whatever else is asked
         found |= await PARTS[part](client)
     return found
 
@@ -228,8 +234,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def served(name: str, peer: Peer, program: str, folder: Path, parts: list[str]) -> dict[str, float]:
-    """Start a server, ask it, and end it."""
+@asynccontextmanager
+async def served(name: str, peer: Peer, program: str, folder: Path) -> AsyncIterator[Client]:
+    """A client of a server that is started, and ended in the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -251,10 +258,34 @@ async def served(name: str, peer: Peer, program: str, folder: Path, parts: list[
                 model = await model_of(http, folder)
             tokenizer = None if peer.takes_ids else AutoTokenizer.from_pretrained(folder)
             text_of = None if tokenizer is None else tokenizer.convert_ids_to_tokens
-            vocab = AutoConfig.from_pretrained(folder).vocab_size
-            return await measured(Client(url, model, vocab, text_of), parts)
+            yield Client(url, model, AutoConfig.from_pretrained(folder).vocab_size, text_of)
         finally:
             end(process)
+
+
+FAILURES = (OSError, RuntimeError, AssertionError, httpx2.HTTPError)
+Server: TypeAlias = Callable[[], AbstractAsyncContextManager[Client]]
+
+
+async def compared(
+    servers: dict[str, Server], parts: list[str], rounds: int, *, together: bool
+) -> dict[str, list[dict[str, float]]]:
+    """What servers are asked in each round, one after the other: each started for a round and ended, or all at once, `together`. What one of them fails in, the others' results outlive."""
+    given: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+    async with AsyncExitStack() as stack:
+        clients: dict[str, Client] = {}
+        for name, server in servers.items() if together else ():
+            clients[name] = await stack.enter_async_context(server())
+        for number in range(rounds):
+            for name, server in servers.items():
+                try:
+                    async with nullcontext(clients[name]) if together else server() as client:
+                        given[name].append(await measured(client, parts, number))
+                except FAILURES as error:
+                    print(f"{name}: {error!r}", file=sys.stderr)
+                else:
+                    print(json.dumps({name: given[name][-1]}), flush=True)
+    return {name: found for name, found in given.items() if found}
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -276,6 +307,7 @@ def main() -> None:
     parser.add_argument("--server", nargs="+", default=[], metavar="NAME=COMMAND", help="others")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="start all of them once")
     parser.add_argument("--name", default="serving_peers", help="of the file of results")
     args = parser.parse_args()
     # What was started is ended then, too, in the background as well.
@@ -283,21 +315,17 @@ def main() -> None:
         signal.signal(each, signal.default_int_handler)
     if not (args.folder / "tokenizer.json").exists():
         write_tokenizer(args.folder)
+    if any(name.endswith("-w4") for name in args.peers):
+        write_int4(args.folder)
     peers = {name: PEERS[name] for name in args.peers}
     peers |= {name: Peer("", command) for name, command in (each.split("=", 1) for each in args.server)}
     programs = dict(each.split("=", 1) for each in args.at)
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
-    for _ in range(args.rounds):
-        for name, peer in peers.items():
-            program = programs.get(peer.program, peer.program)
-            try:
-                found = asyncio.run(served(name, peer, program, args.folder.resolve(), args.parts))
-            except (OSError, RuntimeError, AssertionError, httpx2.HTTPError) as error:
-                print(f"{name}: {error!r}", file=sys.stderr)  # what others gave is kept
-                continue
-            rounds[name].append(found)
-            print(json.dumps({name: found}), flush=True)
-    given = {name: all_ for name, all_ in rounds.items() if all_}
+    folder = args.folder.resolve()
+    servers: dict[str, Server] = {
+        name: partial(served, name, peer, programs.get(peer.program, peer.program), folder)
+        for name, peer in peers.items()
+    }
+    given = asyncio.run(compared(servers, args.parts, args.rounds, together=args.together))
     rows: list[dict[str, Any]] = [
         {"what": what, **{name: median(found[what] for found in all_) for name, all_ in given.items()}}
         for what in next(iter(given.values()), [{}])[0]
