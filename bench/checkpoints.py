@@ -102,7 +102,7 @@ def write_int4(path: Path) -> Path:
         format="pack-quantized",
         quantization_status="compressed",
     )
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for each in path.glob("*.json"):
         shutil.copy(each, folder)
     config = json.loads((path / "config.json").read_text())

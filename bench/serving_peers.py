@@ -15,7 +15,7 @@ many tokens:
     stall    the longest pause of a stream of 200 tokens while a prompt of 2,000 comes in
 
 `--parts` asks some of them. The client's work is on the same cores. Medians over rounds. Where others use the machine as well, `--together` has them take turns in less
-time: all are started once, and those that are not asked wait.
+time: each is started once, and waits while others are asked.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Peer:
     takes_ids: bool = True
 
 
-NNFRONT = "{program} serve {folder}%s --port {port} --max-num-seqs 16 --max-model-len 4096"
+NNFRONT = "{program} serve {folder} --port {port} --max-num-seqs 16 --max-model-len 4096"
 # -kvu: one cache for all of the 16, as the others have, of which a prompt may take what it needs.
 LLAMA = "{program} -m {folder}-%s.gguf --port {port} -t {cores} -np 16 -c 65536 -kvu"
-VLLM = "{program} -m vllm.entrypoints.openai.api_server --model {folder}%s --port {port} --max-num-seqs 16 --max-model-len 4096 --generation-config vllm"
+VLLM = "{program} -m vllm.entrypoints.openai.api_server --model {folder} --port {port} --max-num-seqs 16 --max-model-len 4096 --generation-config vllm"
 # Left alone it keeps a core for what does not compute.
 VLLM_VARIABLES = {
     "VLLM_PLUGINS": "",
@@ -71,19 +71,20 @@ VLLM_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "0-{last_core}",
     "VLLM_NO_USAGE_STATS": "1",
 }
+INT4 = "{folder}-int4"  # what `write_int4` writes
 PEERS = {
-    "nnfront": Peer("nnfront", NNFRONT % ""),
-    "nnfront-int4": Peer("nnfront", f"{NNFRONT % ''} --quant int4"),
+    "nnfront": Peer("nnfront", NNFRONT),
+    "nnfront-int4": Peer("nnfront", f"{NNFRONT} --quant int4"),
     "nnfront-int4-int8": Peer(
-        "nnfront", f"{NNFRONT % ''} --quant int4 --activations int8"
+        "nnfront", f"{NNFRONT} --quant int4 --activations int8"
     ),  # as llama.cpp multiplies
     # The same weights in 4 bits, and both round activations to 8 bits, as vLLM does where the processor has tiles.
-    "nnfront-w4": Peer("nnfront", f"{NNFRONT % '-int4'} --activations int8"),
-    "vllm-w4": Peer("vllm", VLLM % "-int4", VLLM_VARIABLES),
+    "nnfront-w4": Peer("nnfront", f"{NNFRONT} --activations int8".replace("{folder}", INT4)),
+    "vllm-w4": Peer("vllm", VLLM.replace("{folder}", INT4), VLLM_VARIABLES),
     "llama-server": Peer("llama-server", LLAMA % "BF16"),
     "llama-server-q4_0": Peer("llama-server", LLAMA % "Q4_0"),
-    "vllm": Peer("vllm", VLLM % "", VLLM_VARIABLES),
-    "vllm-eager": Peer("vllm", f"{VLLM % ''} --enforce-eager", VLLM_VARIABLES),
+    "vllm": Peer("vllm", VLLM, VLLM_VARIABLES),
+    "vllm-eager": Peer("vllm", f"{VLLM} --enforce-eager", VLLM_VARIABLES),
     "transformers": Peer(
         "transformers",
         "{program} serve {folder} --port {port} --continuous-batching --device cpu --cb-num-blocks 80 --cb-max-batch-tokens 512",
@@ -270,15 +271,15 @@ Server: TypeAlias = Callable[[], AbstractAsyncContextManager[Client]]
 async def compared(
     servers: dict[str, Server], parts: list[str], rounds: int, *, together: bool
 ) -> dict[str, list[dict[str, float]]]:
-    """What servers are asked in each round, one after the other: each started for a round and ended, or all at once, `together`. What one of them fails in, the others' results outlive."""
+    """What servers are asked in each round, one after the other: each started for a round and ended, or, `together`, started in the first one and ended behind the last. One that fails does not take the others' results along."""
     given: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
     async with AsyncExitStack() as stack:
         clients: dict[str, Client] = {}
-        for name, server in servers.items() if together else ():
-            clients[name] = await stack.enter_async_context(server())
         for number in range(rounds):
             for name, server in servers.items():
                 try:
+                    if together and name not in clients:
+                        clients[name] = await stack.enter_async_context(server())
                     async with nullcontext(clients[name]) if together else server() as client:
                         given[name].append(await measured(client, parts, number))
                 except FAILURES as error:
@@ -307,7 +308,7 @@ def main() -> None:
     parser.add_argument("--server", nargs="+", default=[], metavar="NAME=COMMAND", help="others")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--together", action="store_true", help="start all of them once")
+    parser.add_argument("--together", action="store_true", help="start each of them once")
     parser.add_argument("--name", default="serving_peers", help="of the file of results")
     args = parser.parse_args()
     # What was started is ended then, too, in the background as well.
@@ -315,10 +316,10 @@ def main() -> None:
         signal.signal(each, signal.default_int_handler)
     if not (args.folder / "tokenizer.json").exists():
         write_tokenizer(args.folder)
-    if any(name.endswith("-w4") for name in args.peers):
-        write_int4(args.folder)
     peers = {name: PEERS[name] for name in args.peers}
     peers |= {name: Peer("", command) for name, command in (each.split("=", 1) for each in args.server)}
+    if any(INT4 in peer.command for peer in peers.values()):
+        write_int4(args.folder)
     programs = dict(each.split("=", 1) for each in args.at)
     folder = args.folder.resolve()
     servers: dict[str, Server] = {
