@@ -53,7 +53,7 @@ def change(path: Path, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "group"), product.WAYS, ids=str)
-def test_bytes_by_fours_of_32_at_a_time_give_the_bits_of_words_in_pairs(native, monkeypatch, name, group):
+def test_bytes_by_fours_of_32_at_a_time_give_the_bits_of_those_in_pairs(native, monkeypatch, name, group):
     torch.manual_seed(0)
     case = product.Case(name, group, 70, 704 if group in (None, 32) else 640, 37, is_wide=True)
     expected = case.run(case.x)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu import float8
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.linear import BFLOAT16
 from nnfront.backends.cpu.quantized_gemv import (
     find_dequantizer,
     find_many_rows,
@@ -24,6 +25,7 @@ from nnfront.backends.cpu.quantized_gemv import (
     takes_scales,
 )
 from nnfront.ir import OPS
+from nnfront.lower import Run, Structure
 from nnfront.memory.layout import Layout
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
@@ -35,6 +37,8 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 PIECE = 1 << 22
 # The same in C, 2 MiB: smaller ones are nearer, but products with fewer outputs slower.
 NEAR_PIECE = 1 << 20
+# What multiplies a weight in bfloat16: oneDNN takes five times as long where no instruction multiplies that.
+_BFLOAT16 = BFLOAT16.bind(Run(BFLOAT16.name, "linear", (), Structure(0)))
 # Rows up to which torch's product with int8 weights is the faster way.
 INT8_ROWS = 8
 
@@ -75,7 +79,7 @@ class Decoding:
         if dequantize is None:
             return others
         in_c = find_many_rows(NATIVE, format)
-        in_c = in_c or in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE)
+        in_c = in_c or in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE, _BFLOAT16)
 
         def multiply(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
             _, scales, _, bias = stored
@@ -178,7 +182,11 @@ def _by_ops(format: QuantFormat) -> Multiply:
     return in_pieces(partial(dequantized_by_ops, format))
 
 
-def in_pieces(dequantized: Callable[..., torch.Tensor], most: int | None = None) -> Multiply:
+def in_pieces(
+    dequantized: Callable[..., torch.Tensor],
+    most: int | None = None,
+    linear: Callable[[torch.Tensor, torch.Tensor, None], torch.Tensor] = F.linear,
+) -> Multiply:
     """A product with a weight of which `dequantized(weight, scales, zeros, dtype)` makes some outputs at a time, in the dtype of x."""
 
     def multiply(
@@ -195,7 +203,7 @@ def in_pieces(dequantized: Callable[..., torch.Tensor], most: int | None = None)
             others = (None if part is None else part[some] for part in (scales, zeros))
             # No names for what is made: they would keep one piece while the next is made.
             y.narrow(-1, first, min(step, outputs - first)).copy_(
-                F.linear(x, dequantized(weight[some], *others, x.dtype))
+                linear(x, dequantized(weight[some], *others, x.dtype), None)
             )
         return y if bias is None else y.add_(bias)
 

@@ -4,7 +4,7 @@
 // A vector of bytes of an output is FLOATS sums of neighbours. Those of four outputs are added up together to a quarter of a vector for each 16 bytes, in which each output has a lane.
 
 enum {
-    FEW = 16, FEW_IN_GROUPS = 4,  // rows for which that pays, with a scale for each output and with more
+    FEW = BYTES_BY_PAIRS ? 4 : 16, FEW_IN_GROUPS = 4,  // rows for which that pays, with a scale for each output and with more
     FEW_IN_BLOCK = REGISTERS / 8,  // rows at once
     QUARTERS = FLOATS / FOUR,
     FETCHED = 64,                 // bytes that come with one fetch
@@ -157,7 +157,7 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
                 }
             }
         }
-        finish_rows(p, vector * FLOATS, 0, n->rows, sums[0], sums[1]);
+        finish_rows(p, vector * FLOATS, 0, n->rows, sums[0], sums[1], FLOATS);
     }
 }
 

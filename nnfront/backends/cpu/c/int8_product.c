@@ -2,10 +2,10 @@
 // Products of x, rounded to 8 bits a row, with a weight in integers of 8 or 4 bits: sums of integers, which processors make several times as fast as sums of floats.
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
-// cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed weight
-// lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where bytes are
-// multiplied by fours (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). Sums of a part are exact, and parts are added in their order: so a row has the same bits in
-// all ways.
+// cost nothing. CHUNK columns of OF_PANEL outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed
+// weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where
+// bytes are multiplied by fours or in pairs (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). In pairs, where sums have 16 bits, four bits of a weight are multiplied
+// with bytes of x, and bytes that are brought into order with words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways.
 
 #include <math.h>
 
@@ -20,7 +20,7 @@
 #endif
 
 enum {
-    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that meet a packed weight as it lies
+    MOST_AS_IT_LIES = (BYTES_BY_PAIRS ? 2 : 4) * IN_BLOCK,  // rows that meet a packed weight as it lies
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
@@ -28,6 +28,8 @@ enum {
     STEP = 16,  // columns that are rounded at a time
     OF_TILE = 16,  // rows, and fours of columns, of a tile
     OF_PANEL = 16, // outputs of a packed weight that lie together
+    IN_PANEL = OF_PANEL / FLOATS,
+    SUMS_AT_ONCE = REGISTERS / 2,  // vectors of them, beside which registers have room for what they are made of
 #if AVX512 || AVX2 || NEON
     LEAST_INVERTED = 10 << 7,  // bfloat16 from which on a row is divided by multiplications: what they lack is a float with all its bits
 #else
@@ -40,13 +42,10 @@ enum {
 #endif
 };
 
-#if BYTES_BY_FOURS
-typedef int8_t Rounded;  // multiplied with bytes of a weight
-#else
-typedef int16_t Rounded;  // with words, the first and third of four neighbours ahead of the others
-#endif
+typedef int8_t Rounded;
 
 typedef uint8_t AllBytes OF(VECTOR);
+typedef Bits Arranged[CHUNK / FOUR * (1 + BYTES_BY_PAIRS)];  // columns of a chunk of a vector of outputs, in order
 
 typedef struct {
     const struct multiply_int8 *n;
@@ -57,6 +56,7 @@ typedef struct {
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates
     bool is_few, is_tiled;
+    bool in_words;             // whether quantised values are words, the first and third of four neighbours ahead of the others: they are multiplied with words of a weight
 } Int8;
 
 // How many rows the block has that begins at a row.
@@ -64,8 +64,7 @@ INLINE Py_ssize_t rows_of_block(Py_ssize_t left) { return left >= IN_BLOCK ? IN_
 
 // The column of a quantised value among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
 INLINE int column_of_number(bool is_four_bits, int number) {
-    const int byte = number % FOUR, place = sizeof(Rounded) == 1 ? byte : (byte & 1) * 2 + byte / 2;
-    return is_four_bits ? 2 * place + number / FOUR : number / FOUR * FOUR + place;
+    return is_four_bits ? 2 * (number % FOUR) + number / FOUR : number;
 }
 
 // Where four neighbours lie among those of few rows, which lie one after the other: the halves of a vector of bytes are a vector each.
@@ -85,13 +84,15 @@ INLINE Py_ssize_t place_of_sum(const Int8 *p, Py_ssize_t row, Py_ssize_t part) {
 // What integers of a weight are more than the weight's, where that is the same for all outputs.
 INLINE int one_offset(const struct multiply_int8 *n) { return n->stored == INT4_GROUPS ? 8 : BYTES_MORE; }
 
+INLINE Py_ssize_t bytes_of_rounded(const Int8 *p) { return 1 + p->in_words; }
+
 INLINE bool is_gated(const struct multiply_int8 *n) { return n->gate != NOTHING; }
 
 INLINE bool has_one_offset(const Int8 *p) { return !p->is_few && p->n->stored != UINT4_GROUPS; }
 
 // STEP quantised values, as they meet the weight.
 FAST INLINE void in_order(const Ints *quantized, const bool is_four_bits, Rounded *to) {
-#if AVX512 && BYTES_BY_FOURS
+#if AVX512
     const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)*quantized), order = _mm_set_epi8(15, 13, 11, 9, 14, 12, 10, 8, 7, 5, 3, 1, 6, 4, 2, 0);
     _mm_storeu_si128((__m128i *)to, is_four_bits ? _mm_shuffle_epi8(bytes, order) : bytes);
 #else
@@ -136,7 +137,10 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
             }
             for (int four = 0; four < STEP / FOUR; four++) {
                 const Py_ssize_t number = first / FOUR + four, place = p->is_few ? place_of_four(is_four_bits, number) : number * rows + at;
-                memcpy(to + place * FOUR, ordered + four * FOUR, FOUR * sizeof *ordered);
+                const Rounded *of = ordered + four * FOUR;
+                const int16_t words[FOUR] = {of[0], of[2], of[1], of[3]};
+                if (p->in_words) memcpy(to + place * (Py_ssize_t)sizeof words, words, sizeof words);
+                else memcpy(to + place * FOUR, of, FOUR);
             }
         }
         int32_t all_of = 0;
@@ -155,8 +159,9 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end) {
                 const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
-                if (p->n->stored >= INT4_GROUPS) round_row(p, true, x, row + i, p->quantized + row * p->padded, rows, i);
-                else round_row(p, false, x, row + i, p->quantized + row * p->padded, rows, i);
+                Rounded *to = p->quantized + row * p->padded * bytes_of_rounded(p);
+                if (p->n->stored >= INT4_GROUPS) round_row(p, true, x, row + i, to, rows, i);
+                else round_row(p, false, x, row + i, to, rows, i);
             }
     }
 }
@@ -171,25 +176,15 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const in
         case 2: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 2);
         default: return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)weight, rows, 3);
     }
-#endif
-    x += FOUR * i;
-#if BYTES_BY_FOURS
+#elif BYTES_BY_FOURS
     int32_t four;
-    memcpy(&four, x, sizeof four);
+    memcpy(&four, x + FOUR * i, sizeof four);
     return plus_fours(sum, weight, (Bits)(four - (Ints){0}));
-#elif AVX512 || AVX2
-    int32_t even, odd;
-    memcpy(&even, x, sizeof even), memcpy(&odd, x + 2, sizeof odd);
-    const Bits low = weight & 0x00FF00FF, high = weight >> 8 & 0x00FF00FF;
-#if AVX512
-    const __m512i first = _mm512_madd_epi16((__m512i)low, _mm512_set1_epi32(even)), second = _mm512_madd_epi16((__m512i)high, _mm512_set1_epi32(odd));
 #else
-    const __m256i first = _mm256_madd_epi16((__m256i)low, _mm256_set1_epi32(even)), second = _mm256_madd_epi16((__m256i)high, _mm256_set1_epi32(odd));
-#endif
-    return sum + ((Ints)first + (Ints)second);
-#else
-    sum += (Ints)(weight & 255) * x[0] + (Ints)(weight >> 16 & 255) * x[1];
-    return sum + (Ints)(weight >> 8 & 255) * x[2] + (Ints)(weight >> 24) * x[3];
+    int16_t words[FOUR];
+    memcpy(words, x + (Py_ssize_t)sizeof words * i, sizeof words);
+    sum += (Ints)(weight & 255) * words[0] + (Ints)(weight >> 16 & 255) * words[1];
+    return sum + (Ints)(weight >> 8 & 255) * words[2] + (Ints)(weight >> 24) * words[3];
 #endif
 }
 
@@ -201,11 +196,14 @@ INLINE const uint8_t *packed_words(const Int8 *p, Py_ssize_t at, Py_ssize_t byte
     return (const uint8_t *)p->n->quantized + at / OF_PANEL * OF_PANEL * p->bytes + byte * OF_PANEL + at % OF_PANEL * FOUR;
 }
 
-// Four bytes of each of FLOATS outputs as what is multiplied: integers from 0, or for tiles those of the weight; of four bits the low ones and then the high ones. Returns the place behind.
+// Four bytes of each of FLOATS outputs as what is multiplied: integers from 0, or for tiles those of the weight; of four bits the low ones and then the high ones. Bytes that are multiplied
+// in pairs become words, the first and third of four neighbours and then the others. Returns the place behind.
 FAST INLINE Bits *as_integers(const Int8 *p, const Bits found, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     if (how < INT4_GROUPS) {
-        *to++ = found ^ (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u);
+        const Bits bytes = found ^ (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u);
+        *to++ = BYTES_BY_PAIRS ? bytes & 0x00FF00FF : bytes;
+        if (BYTES_BY_PAIRS) *to++ = bytes >> 8 & 0x00FF00FF;
         return to;
     }
     const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
@@ -237,87 +235,147 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
     }
 }
 
-// For each part from `first` on the scales of FLOATS outputs, and what their integers are more than the weight's; behind `end` to a multiple of FLOATS parts.
-FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *offsets) {
+// For each part from `first` on the scales of FLOATS outputs, and their zero points where there are any; behind `end` to a multiple of FLOATS parts. Whether scales are wide is a constant
+// wherever this is inlined.
+FAST INLINE void factors_in_order(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros, const bool is_wide) {
     const struct multiply_int8 *n = p->n;
-    const Scales kind = (Scales)n->scale_kind;
-    const bool has_zeros = n->stored == UINT4_GROUPS;
-    for (Py_ssize_t part = first; n->is_packed && part < end; part++, scales++, offsets++) {
-        const Py_ssize_t place = (at / OF_PANEL * n->groups + (n->stored == INT8 ? 0 : part)) * OF_PANEL + at % OF_PANEL;
-        *scales = scales_there(n->scales, kind, place, first_lanes(FLOATS));
-        *offsets = has_zeros ? __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + place, first_lanes(FLOATS)), Floats) : all((float)one_offset(n));
-    }
-    for (Py_ssize_t part = first; !n->is_packed && part < end; part += FLOATS, scales += FLOATS, offsets += FLOATS) {
-        Bits of[FLOATS], zeros[FLOATS];  // those alone where there are zero points
+    const bool has_zeros = n->stored == UINT4_GROUPS, is_one = n->stored == INT8;
+    const Py_ssize_t panel = at / OF_PANEL * n->groups * OF_PANEL + at % OF_PANEL;
+    for (Py_ssize_t part = first; n->is_packed && part < end; part++) *scales++ = elements(n->scales, is_wide, panel + (is_one ? 0 : part * OF_PANEL), first_lanes(FLOATS));
+    for (Py_ssize_t part = first; n->is_packed && has_zeros && part < end; part++)
+        *zeros++ = __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + panel + part * OF_PANEL, first_lanes(FLOATS)), Floats);
+    for (Py_ssize_t part = first; !n->is_packed && part < end; part += FLOATS, scales += FLOATS, zeros += FLOATS) {
+        Bits of[FLOATS], points[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
             const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
             const Lanes there = first_lanes(n->groups - part);
-            of[lane] = (Bits)(n->stored == INT8 ? all(scale_at(n->scales, kind, output)) : scales_there(n->scales, kind, place, there));
-            if (has_zeros) zeros[lane] = bytes_there((const uint8_t *)n->zeros + place, there);
+            of[lane] = (Bits)(is_one ? all(scale_at(n->scales, (Scales)is_wide, output)) : elements(n->scales, is_wide, place, there));
+            if (has_zeros) points[lane] = bytes_there((const uint8_t *)n->zeros + place, there);
         }
         transpose(of);
-        if (has_zeros) transpose(zeros);
+        if (has_zeros) transpose(points);
         for (int i = 0; i < FLOATS; i++) {
             scales[i] = (Floats)of[i];
-            offsets[i] = has_zeros ? __builtin_convertvector(zeros[i], Floats) : all((float)one_offset(n));
+            if (has_zeros) zeros[i] = __builtin_convertvector(points[i], Floats);
         }
     }
 }
 
-// What a chunk adds to the sums of a block: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `rows` and `halves` are constants wherever this
-// is inlined.
-FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, const bool is_packed, const int halves, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end,
-                                Py_ssize_t row, float *to, const bool has_offsets, const int rows) {
-    const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? 0x08080808 : 0;
-    const Rounded *x = p->quantized + row * p->padded + first * rows;
-    Floats sums[IN_BLOCK];
+FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros) {
+    if (p->n->scale_kind == FLOAT_SCALES) factors_in_order(p, at, first, end, scales, zeros, true);
+    else factors_in_order(p, at, first, end, scales, zeros, false);
+}
+
+// The bytes of a word of all outputs that are multiplied with it at once, packed or in order.
+INLINE Py_ssize_t bytes_of_word(const bool is_packed) { return is_packed ? OF_PANEL * FOUR : (1 + BYTES_BY_PAIRS) * VECTOR; }
+
+// Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
+// The constants are so wherever this is inlined.
+#if BYTES_BY_PAIRS
+// Four bits are multiplied by themselves, where a weight lies those of bytes too: sums of 32 columns are exact in 16 bits. Bytes that are in order are words.
+FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t *weight, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+                           const int halves, const int rows, const int vectors) {
+    enum { IN_16_BITS = 8 };
+    const int words = IN_16_BITS / halves, all_of = rows * vectors;
+    const bool are_words = halves == 1 && !is_packed;
+    for (; count > 0; count -= words) {
+        Words low[IN_BLOCK * IN_PANEL], high[IN_BLOCK * IN_PANEL];
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
-    for (Py_ssize_t begin = first, part = first / p->length; begin < end; begin += p->length, part++) {
-        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + halves * FOUR - 1) / (halves * FOUR);
-        // Sums of few rows are two each, as they would wait for one another.
-        enum { CHAINS = 2 };
-        const int chains = is_packed && rows <= CHAINS ? CHAINS : 1, words = halves < chains ? chains : 1;
-        Ints products[CHAINS][IN_BLOCK];
+        for (int i = 0; i < all_of && !are_words; i++) low[i] = high[i] = (Words){0};
+        for (const uint8_t *behind = weight + (count < words ? count : words) * bytes_of_word(is_packed); weight < behind; weight += bytes_of_word(is_packed)) {
+            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) {
+                const Bits found = (Bits)floats(weight + v * next) ^ flipped;
+                const Bits first = is_packed ? found & 0x0F0F0F0F : found, second = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + v * next + VECTOR);
 #pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            products[0][i] = (has_offsets ? 0 : p->begins[(row + i) * p->parts + part]) - (Ints){0};
-            products[1][i] = (Ints){0};
+                for (int row = 0; row < rows; row++) {
+                    const int i = v * rows + row;
+                    int32_t of[2];
+                    memcpy(of, x + FOUR * (are_words ? 2 * row : row), FOUR);
+                    memcpy(of + 1, x + FOUR * (are_words ? 2 * row + 1 : (halves - 1) * rows + row), FOUR);
+                    const Bits with[2] = {(Bits)(of[0] - (Ints){0}), (Bits)(of[1] - (Ints){0})};
+                    if (are_words) {
+                        products[0][i] += words_by_words(first, with[0]) + words_by_words(second, with[1]);
+                        continue;
+                    }
+                    low[i] = plus_pairs(low[i], first, with[0]);
+                    if (halves == 1) high[i] = plus_pairs(high[i], second, with[1]);
+                    else low[i] = plus_pairs(low[i], second, with[1]);
+                }
+            }
+            x += FOUR * rows * (are_words ? 2 : halves);
         }
-        for (Py_ssize_t k = 0; k < count; k += words)
+#pragma GCC unroll 12
+        for (int i = 0; i < all_of && !are_words; i++) {
+            products[0][i] = plus_neighbours(products[0][i], low[i], 1);
+            if (halves == 1) products[0][i] = plus_neighbours(products[0][i], high[i], 16);
+        }
+    }
+}
+#else
+// Sums of few rows are two each, as they would wait for one another.
+FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t *weight, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+                           const int halves, const int rows, const int vectors) {
+    const bool are_two = is_packed && rows * vectors <= 2;
+    const int numbers = is_packed ? halves : 1, words = are_two && halves == 1 ? 2 : 1;
+    for (Py_ssize_t k = 0; k < count; k += words)
 #pragma GCC unroll 2
-            for (int word = 0; word < words; word++, weight += is_packed ? OF_PANEL * FOUR : VECTOR) {
-                if (word && k + word == count) break;
-                const Bits found = (Bits)floats(weight);
-                if (is_packed) fetch(weight + AHEAD_OF_PACKED);
+        for (int word = 0; word < words; word++, weight += bytes_of_word(is_packed)) {
+            if (word && k + word == count) break;
+            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
 #pragma GCC unroll 2
-                for (int half = 0; half < halves; half++, x += FOUR * rows) {
-                    const Bits of = (halves == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
-                    Ints *sum = products[chains == 1 ? 0 : halves == 1 ? word : half];
+            for (int half = 0; half < numbers; half++, x += FOUR * rows * (BYTES_BY_FOURS ? 1 : 2))
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; v++) {
+                    const Bits found = (Bits)floats(weight + v * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
+                    Ints *sum = products[!are_two ? 0 : halves == 1 ? word : half] + v * rows;
 #pragma GCC unroll 12
                     for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
                 }
-            }
-        const Floats scale = *scales++, offset = *offsets++;
+        }
+}
+#endif
+
+// What a chunk adds to the sums of a block, [row, output of the panel]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
+// lie `next` bytes apart. `rows`, `halves` and `vectors` are constants wherever this is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
+                                const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors) {
+    const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
+    const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
+    const Rounded *x = p->quantized + (row * p->padded + first * rows) * bytes_of_rounded(p);
+    Floats sums[IN_BLOCK * IN_PANEL];
 #pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            Floats less = __builtin_convertvector(chains == 1 ? products[0][i] : products[0][i] + products[1][i], Floats);
-            if (has_offsets) less -= offset * all(p->sums[(row + i) * p->parts + part]);
-            sums[i] = fused(less, scale, sums[i]);
+    for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + i % rows * OF_PANEL + i / rows * FLOATS) : all(0.0f);
+    for (Py_ssize_t begin = first, of_first = first / p->length, part = 0; begin < end; begin += p->length, part++) {
+        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + numbers * FOUR - 1) / (numbers * FOUR);
+        Ints products[2][IN_BLOCK * IN_PANEL];
+#pragma GCC unroll 12
+        for (int i = 0; i < all_of; i++) {
+            products[0][i] = (has_offsets ? 0 : p->begins[(row + i % rows) * p->parts + of_first + part]) - (Ints){0};
+            products[1][i] = (Ints){0};
+        }
+        add_words(products, weight, next, x, count, flipped, is_packed, halves, rows, vectors);
+        weight += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
+#pragma GCC unroll 12
+        for (int i = 0; i < all_of; i++) {
+            Floats less = __builtin_convertvector(products[0][i] + products[1][i], Floats);
+            if (has_offsets) less -= offsets[i / rows][part] * all(p->sums[(row + i % rows) * p->parts + of_first + part]);
+            sums[i] = fused(less, scales[i / rows][part], sums[i]);
         }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) store(to + i * FLOATS, sums[i]);
+    for (int i = 0; i < all_of; i++) store(to + i % rows * OF_PANEL + i / rows * FLOATS, sums[i]);
 }
 
-// Write a vector of outputs of some rows from their sums, and if they are gates those of what these are multiplied with.
-FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums, const float *others) {
+// Write a vector of outputs of some rows from their sums, `next` apart, and if they are gates those of what these are multiplied with.
+FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums, const float *others, const int next) {
     const struct multiply_int8 *n = p->n;
     const Lanes there = first_lanes(n->outputs - at);
     const uint16_t *biases = n->bias;
     const Floats bias = biases ? widened_vector(biases + at, there) : all(0.0f);
     const Floats other_bias = biases && is_gated(n) ? widened_vector(biases + n->outputs + at, there) : all(0.0f);
-    for (Py_ssize_t row = first; row < end; row++, sums += FLOATS, others += FLOATS) {
+    for (Py_ssize_t row = first; row < end; row++, sums += next, others += next) {
         const Py_ssize_t to = row * n->outputs + at;
         const Floats scale = all(p->scales[row]);
         Floats y = activated(fused(floats(sums), scale, bias), (Activation)n->gate);
@@ -327,7 +385,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
-#if BYTES_BY_FOURS
+#if BYTES_BY_FOURS || BYTES_BY_PAIRS
 #include "int8_gemv.h"
 #endif
 
@@ -335,32 +393,44 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #include "int8_tiles.h"
 #endif
 
-// What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined.
-FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
-                                  float *to, const int rows) {
-#define BLOCK(is_packed, halves, has_offsets) multiply_block(p, weight, is_packed, halves, scales, offsets, first, end, row, to, has_offsets, rows)
+// What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined. Vectors of outputs are multiplied together as far as registers reach.
+FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
+                                  Py_ssize_t end, Py_ssize_t row, float *to, const int rows) {
+#define BLOCK(is_packed, halves, has_offsets) \
+    do { \
+        const Py_ssize_t next = is_packed ? VECTOR : (Py_ssize_t)sizeof(Arranged); \
+        const int vectors = rows * IN_PANEL * (BYTES_BY_PAIRS && halves == 1 && is_packed ? 2 : 1) <= SUMS_AT_ONCE ? IN_PANEL : 1; \
+        for (int v = 0; v < IN_PANEL; v += vectors) \
+            multiply_block(p, weight + v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors); \
+    } while (0)
     const bool has_offsets = !has_one_offset(p);
     if (packed == 2) { if (has_offsets) BLOCK(true, 2, true); else BLOCK(true, 2, false); }
     else if (packed == 1) BLOCK(true, 1, false);
-    else if (has_offsets) BLOCK(false, 1, true);
+    else if (has_offsets) BLOCK(false, 2, true);
+    else if (p->n->stored == INT4_GROUPS && BYTES_BY_PAIRS) BLOCK(false, 2, false);
     else BLOCK(false, 1, false);
 #undef BLOCK
 }
 
-// Make the sums of the rows `from` to `to` and of FLOATS outputs of the weight from `at` on.
+// Whether rows meet a packed weight as it lies.
+INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && rows <= MOST_AS_IT_LIES; }
+
+// Make the sums of the rows `from` to `to` and of the panel of outputs from `at` on.
 FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to, float *sums) {
     const Stored how = (Stored)p->n->stored;
-    Bits weight[CHUNK / FOUR];
-    Floats scales[CHUNK / 32], offsets[CHUNK / 32];  // groups of 32 or more
-    const int packed = p->n->is_packed && to - from <= MOST_AS_IT_LIES ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
+    Arranged weight[IN_PANEL];
+    Floats scales[IN_PANEL][CHUNK / 32], offsets[IN_PANEL][CHUNK / 32];  // groups of 32 or more
+    const int packed = lies_packed(p, p->n->rows) ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
     for (Py_ssize_t first = 0; first < p->n->columns; first += CHUNK) {
         const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
-        if (!packed) arrange_chunk(p, at, first, end, weight);
-        factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
+        for (int v = 0; v < IN_PANEL; v++) {
+            if (!packed) arrange_chunk(p, at + v * FLOATS, first, end, weight[v]);
+            factors_of_parts(p, at + v * FLOATS, first / p->length, (end + p->length - 1) / p->length, scales[v], offsets[v]);
+        }
         const uint8_t *lies = packed ? packed_words(p, at, bytes_of(how, first)) : (const uint8_t *)weight;
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
             rows = rows_of_block(p->n->rows - row);
-#define ROWS(count) case count: multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * FLOATS, count); break;
+#define ROWS(count) case count: multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count); break;
             switch (rows) {
                 ROWS(1) ROWS(2) ROWS(4)
 #if IN_BLOCK == 12
@@ -372,15 +442,15 @@ FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssiz
     }
 }
 
-// Vectors of outputs, by number.
-FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
+// Panels of outputs, by number.
+FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t last) {
     const Int8 *p = given;
-    float sums[2][NEAR_ROWS * FLOATS];
-    for (; vector < last; vector++)
+    float sums[2][NEAR_ROWS * OF_PANEL];
+    for (; panel < last; panel++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
-            const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
+            const Py_ssize_t at = panel * OF_PANEL, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
             for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, half * p->n->outputs + at, from, to, sums[half]);
-            finish_rows(p, at, from, to, sums[0], sums[1]);
+            for (int lane = 0; lane < OF_PANEL && at + lane < p->n->outputs; lane += FLOATS) finish_rows(p, at + lane, from, to, sums[0] + lane, sums[1] + lane, OF_PANEL);
         }
 }
 
@@ -395,18 +465,21 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
         return refused("a packed weight has a multiple of %d outputs, of %d bytes or a multiple of that, got %zd x %zd", OF_PANEL, FOUR, n->outputs, n->columns);
     Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
     Share outputs = int8_outputs;
-    Py_ssize_t whole = STEP;
+    Py_ssize_t whole = STEP, each = OF_PANEL;  // columns that are multiplied at once, outputs
 #if HAS_TILES
     if (n->rows >= (n->is_packed ? IN_BLOCK + 1 : LEAST_TILED) && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
-#if BYTES_BY_FOURS
-    if (!p.is_tiled && !n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), whole = VECTOR * (1 + (how >= INT4_GROUPS));
+#if BYTES_BY_FOURS || BYTES_BY_PAIRS
+    if (!p.is_tiled && !n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), each = FLOATS, whole = VECTOR * (1 + (how >= INT4_GROUPS));
+#endif
+#if !BYTES_BY_FOURS
+    p.in_words = !BYTES_BY_PAIRS || (how < INT4_GROUPS && !p.is_few && !lies_packed(&p, n->rows));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
-    const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS;
+    const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
-    in_shares(outputs, &p, vectors, QUANTIZED_SHARE / (p.bytes * FLOATS * (1 + is_gated(n)) + 1) + 1, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    in_shares(outputs, &p, shares, QUANTIZED_SHARE / (p.bytes * each * (1 + is_gated(n)) + 1) + 1, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     return NULL;
 }

@@ -118,7 +118,7 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
                         else ROWS(true, false);
 #undef ROWS
                         for (int i = 0; are_last && i < count; i++)
-                            finish_rows(p, (vector + i) * FLOATS, row, stop, of + i * NEAR_ROWS * FLOATS, of + (halves - 1) * (count + i) * NEAR_ROWS * FLOATS);
+                            finish_rows(p, (vector + i) * FLOATS, row, stop, of + i * NEAR_ROWS * FLOATS, of + (halves - 1) * (count + i) * NEAR_ROWS * FLOATS, FLOATS);
                     }
                 }
         }

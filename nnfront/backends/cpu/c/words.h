@@ -29,6 +29,16 @@ enum { AHEAD = 1 << 10 };
 #define PAIRS 0
 #endif
 
+// Whether an instruction multiplies bytes by fours, or if none does in pairs.
+#ifndef BYTES_BY_FOURS
+#define BYTES_BY_FOURS 0
+#endif
+#if (AVX512 || AVX2) && !BYTES_BY_FOURS
+#define BYTES_BY_PAIRS 1
+#else
+#define BYTES_BY_PAIRS 0
+#endif
+
 #pragma GCC diagnostic ignored "-Wpsabi"  // all that takes or returns a vector is inlined
 
 #define OF(bytes) __attribute__((vector_size(bytes)))
@@ -301,6 +311,34 @@ FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
 #else
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)x);
 #endif
+}
+#elif BYTES_BY_PAIRS
+// What two products of bytes add to each sum of 16 bits; those of the weight are from 0 to 15, so that eight times as much is exact.
+FAST INLINE Words plus_pairs(Words sum, Bits weight, Bits x) {
+#if AVX512
+    return sum + (Words)_mm512_maddubs_epi16((__m512i)weight, (__m512i)x);
+#else
+    return sum + (Words)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
+#endif
+}
+
+// Sums of two products of neighbours of 16 bits.
+FAST INLINE Ints words_by_words(Bits x, Bits y) {
+#if AVX512
+    return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#else
+    return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#endif
+}
+
+// What neighbours of 16 bits, times a number, add to each sum.
+FAST INLINE Ints plus_neighbours(Ints sum, Words of, int number) { return sum + words_by_words((Bits)of, (Bits)((uint16_t)number - (Words){0})); }
+
+// What four products of bytes add to each sum; those of the weight have no sign.
+FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
+    const Words none = {0};
+    sum = plus_neighbours(sum, plus_pairs(none, weight & 0x0F0F0F0F, x), 1);
+    return plus_neighbours(sum, plus_pairs(none, weight >> 4 & 0x0F0F0F0F, x), 16);
 }
 #endif
 
