@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from nnfront.backends.cpu import quantized_linear
 from nnfront.backends.cpu.extension import NATIVE
@@ -22,6 +23,8 @@ TABLES = [(name, FORMATS[name].group_size) for name in ("mxfp4", "nvfp4", "nl4")
 # Rows from which tiles take what values in groups of 16 stand for, rounded to bfloat16, where there are tiles.
 BY_TILES = 6
 GUARD = 64
+# Sets that multiply four bits as integers, with x as integers of 16 bits.
+IN_INTEGERS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni")
 
 
 def inside(values: torch.Tensor, offset: int, beside: float | int) -> torch.Tensor:
@@ -50,6 +53,14 @@ def as_stored(stored: str, quantized: torch.Tensor) -> torch.Tensor:
     """Bytes in the type that the weight has."""
     dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int8_groups": torch.int8}
     return quantized.view(dtypes.get(stored, torch.uint8))
+
+
+def in_16_bits(x: torch.Tensor) -> torch.Tensor:
+    """Rows, each 32 neighbours of which are whole numbers of one power of two, of which the largest is 2^14 or more; rows with the largest numbers of all are left as they are."""
+    blocks = F.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    unit = torch.exp2(blocks.abs().amax(-1, keepdim=True).clamp_min(2.0**-97).log2().floor() - 14)
+    rounded = ((blocks / unit).round() * unit).flatten(-2)[..., : x.shape[-1]]
+    return torch.where(x.abs().amax(-1, keepdim=True) < 2.0**97, rounded, x)
 
 
 def left_to_others(*operands: torch.Tensor | None) -> torch.Tensor:
@@ -150,8 +161,11 @@ class Case:
         """Within the rounding of the result and of a float32 sum of so many products with quantised values, or with what they stand for in bfloat16."""
         b = self.bias.double() if bias else torch.zeros(len(self.bias)).double()
         dense = self.rounded() if self.is_rounded else self.dense
-        exact = self.x.double() @ dense.T + b
-        sizes = self.x.double().abs() @ dense.abs().T + b.abs()
+        x = self.x.double()
+        if self.format.name in ("int4", "uint4") and NATIVE.used_set() in IN_INTEGERS:
+            x = in_16_bits(x)
+        exact = x @ dense.T + b
+        sizes = x.abs() @ dense.abs().T + b.abs()
         assert y.dtype == torch.bfloat16
         assert y.shape == exact.shape
         assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()

@@ -11,7 +11,7 @@ import torch
 from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantized_case import BLOCKS, GUARD, TABLES, WAYS, Case, as_stored, format_of, in_c, meaning
+from quantized_case import BLOCKS, GUARD, TABLES, WAYS, Case, as_stored, format_of, in_16_bits, in_c, meaning
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.quantized_gemv import GROUPS, MOST_ROWS, find_dequantizer, stored_as, table_of
@@ -175,6 +175,22 @@ def test_any_zero_point_is_subtracted(group, most):
         group
     )
     case.check(case.run())
+
+
+@native_only
+@pytest.mark.parametrize(("stored", "group"), [(s, g) for s in ("int4", "uint4") for g in GROUPS], ids=str)
+def test_numbers_far_below_their_neighbours_are_off_by_the_last_of_16_bits_at_most(stored, group):
+    case = Case(stored, group, 9, 5 * 128, 17)
+    case.x.mul_(torch.exp2(-torch.randint(0, 14, case.x.shape).bfloat16()))
+    case.x[0, :128], case.x[1, 64:128], case.x[2] = 0.0, 1e-30, 1e35
+    assert ((in_16_bits(case.x.double()) - case.x.double()).abs() <= largest_near(case.x) * 2.0**-15).all()
+    case.check(case.run())
+
+
+def largest_near(x: torch.Tensor) -> torch.Tensor:
+    """For each element the largest size among the 32 that it has a power of two with."""
+    blocks = x.double().abs().unflatten(-1, (-1, 32))
+    return blocks.amax(-1, keepdim=True).expand(blocks.shape).flatten(-2)
 
 
 @native_only

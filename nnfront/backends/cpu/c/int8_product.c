@@ -308,8 +308,8 @@ FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t 
         }
 #pragma GCC unroll 12
         for (int i = 0; i < all_of && !are_words; i++) {
-            products[0][i] = plus_neighbours(products[0][i], low[i], 1);
-            if (halves == 1) products[0][i] = plus_neighbours(products[0][i], high[i], 16);
+            products[0][i] = plus_neighbours(products[0][i], low[i], in_all(1));
+            if (halves == 1) products[0][i] = plus_neighbours(products[0][i], high[i], in_all(16));
         }
     }
 }

@@ -41,7 +41,7 @@ FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored ho
 FAST INLINE void begin_sums(const Quantized *p, const Stored how, Floats *sums, const int next, Py_ssize_t at, Py_ssize_t rows) {
     const Floats first = all(hides_nan(p, how, at) ? NAN : 0.0f);
     for (Py_ssize_t row = 0; row < rows; row++) sums[row * next] = first;
-    if (has_offset(how) && !in_blocks(how)) add_group_sums(p, how, sums, next, at, offset_of(p, how), rows);
+    if (has_offset(how) && !in_blocks(how) && !is_taken_from_steps(how)) add_group_sums(p, how, sums, next, at, offset_of(p, how), rows);
 }
 
 typedef float Totals[ROWS_TOGETHER_MOST][OUTPUTS_TOGETHER + FLOATS];
@@ -196,13 +196,15 @@ FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssiz
     Totals totals;
     for (; at < end; at += OUTPUTS_TOGETHER) {
         const int count = end - at < OUTPUTS_TOGETHER ? (int)(end - at) : OUTPUTS_TOGETHER;
-#define ROWS(rows) case rows: few_totals(p, &c, how, at, count, totals, rows); break;
-        switch (p->usual) {
-            ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
-            default:
-                for (int i = 0; p->usual && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, count - i < PANEL_OUTPUTS ? count - i : PANEL_OUTPUTS, totals, i);
-        }
+        const bool are_few = in_integers(how) || p->usual <= ROWS_AT_ONCE;
+        for (Py_ssize_t row = 0; are_few && row < p->usual; row += ROWS_AT_ONCE) {
+            Quantized some = *p;
+            some.x += row * p->stride, some.sums += row * p->next_sums;
+#define ROWS(rows) case rows: few_totals(&some, &c, how, at, count, totals + row, rows); break;
+            switch (p->usual - row < ROWS_AT_ONCE ? p->usual - row : ROWS_AT_ONCE) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
+        }
+        for (int i = 0; !are_few && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, count - i < PANEL_OUTPUTS ? count - i : PANEL_OUTPUTS, totals, i);
         for (Py_ssize_t row = p->usual; row < p->rows; row++)
             for (int i = 0; i < count; i++) {
                 const uint16_t *x = p->plain + p->places[row] * p->columns;
@@ -227,7 +229,9 @@ FAST static void arrange_rows(const void *given, Py_ssize_t row, Py_ssize_t end)
         const uint16_t *x = p->plain + p->places[row] * p->columns;
         if (in_blocks(p->how)) arrange_blocks(x, p->x + row * p->stride, p->columns, p->how);
         else arrange(x, p->x + row * p->stride, p->columns, (p->bytes + step_bytes(p->how) - 1) / step_bytes(p->how), p->how);
-        if (p->next_sums) sum_groups(x, p->sums + row * p->next_sums, p->groups, p->shift);
+        float *sums = p->sums + row * p->next_sums;
+        if (p->next_sums && in_integers(p->how)) sum_integers(p->x + row * p->stride, sums, p->groups, p->shift);
+        else if (p->next_sums) sum_groups(x, sums, p->groups, p->shift);
     }
 }
 
@@ -247,7 +251,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     Py_ssize_t places[ROWS_TOGETHER_MOST];
     p.how = how, p.bias = n->bias, p.places = places, p.is_wide = n->is_wide != 0;
     // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
-    p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset ? n->groups + FLOATS : 0;
+    p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset && !is_taken_from_steps(how) ? n->groups + FLOATS : 0;
     const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
     // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down.
     const Py_ssize_t most = n->rows <= 2 * ROWS_AT_ONCE || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
@@ -262,9 +266,10 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         for (Py_ssize_t i = 0, last = p.rows; i < p.rows; i++)
             places[!(is_offset || in_blocks(how)) || are_usual(p.plain + i * columns, columns) ? p.usual++ : --last] = i;
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache, or what is decoded.
-        const Py_ssize_t near = p.usual <= ROWS_AT_ONCE ? p.usual * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
+        const bool are_few = in_integers(how) || p.usual <= ROWS_AT_ONCE;
+        const Py_ssize_t few = p.usual < ROWS_AT_ONCE ? p.usual : ROWS_AT_ONCE, near = are_few ? few * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
         const Py_ssize_t turns = (steps * near + NEAR_ARRANGED - 1) / NEAR_ARRANGED, fitting = NEAR_ARRANGED / (near + !near);
-        p.turn = turns > 1 ? p.usual <= ROWS_AT_ONCE ? (steps + turns - 1) / turns : fitting : steps + !steps;
+        p.turn = turns > 1 ? are_few ? (steps + turns - 1) / turns : fitting : steps + !steps;
         p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : BYTES_AHEAD;
         const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), least = (QUANTIZED_SHARE / (work + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
         const unsigned threads = outputs * work < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;

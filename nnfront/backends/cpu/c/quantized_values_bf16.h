@@ -196,6 +196,11 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     if (end > whole) add_step(p, c, how, sums, at, whole, rows, each, false);
 }
 
+// Whether quantised values are multiplied as integers, and what they are multiplied as more than they stand for taken from the sums of each step.
+INLINE bool in_integers(const Stored how) { return false; }
+INLINE bool is_taken_from_steps(const Stored how) { return false; }
+FAST INLINE void sum_integers(const Element *x, float *to, Py_ssize_t groups, const int shift) {}
+
 // Whether quantised values are multiplied as less than they stand for before their zero points are taken from them, and by how much.
 INLINE bool has_offset(const Stored how) { return how == UINT4_GROUPS; }
 INLINE float offset_of(const Quantized *p, const Stored how) { return 8.0f; }

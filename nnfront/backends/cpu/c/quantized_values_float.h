@@ -12,38 +12,32 @@
 
 #include "quantized_values.h"
 
-enum { IN_WORD = 8 };  // of four bits in a word, and vectors that they become
+enum {
+    IN_WORD = 8,          // of four bits in a word, and vectors that they become
+    INTEGER_VECTORS = 6,  // of a step of x where values are multiplied as integers
+};
+
+// Whether they are (`quantized_values_integers.h`).
+INLINE bool in_integers(const Stored how) { return BYTES_BY_PAIRS && (how == INT4_GROUPS || how == UINT4_GROUPS); }
+
+// Whether what they are multiplied as more than they stand for is taken from the sums of each step.
+INLINE bool is_taken_from_steps(const Stored how) { return BYTES_BY_PAIRS && how == INT4_GROUPS; }
 
 // A vector of words of 4 bits; 32 bytes of 8 bits, so that they are of one group.
 INLINE int step_bytes(const Stored how) { return how >= INT4_GROUPS ? VECTOR : 32; }
 
 INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? IN_WORD : 32 / FLOATS; }
 
-INLINE int step_elements(const Stored how) { return parts_of(how) * FLOATS; }
+INLINE int step_elements(const Stored how) { return (in_integers(how) ? (int)INTEGER_VECTORS : parts_of(how)) * FLOATS; }
 
 // Whether quantised values are multiplied as more than they stand for before their zero points are taken from them, and by how much less.
 INLINE bool has_offset(const Stored how) { return how >= INT4_GROUPS; }
 INLINE float offset_of(const Quantized *p, const Stored how) { return how == UINT4_GROUPS ? 0.0f : how == INT4_GROUPS ? -8.0f : -128.0f * p->unit; }
 
-// Bring a row of x into the order of the quantised values; what is added at its end is zero.
-FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
-    memset(to, 0, (size_t)(steps * step_elements(how)) * sizeof *to);
-    for (Py_ssize_t at = 0; at < columns; at++) {
-        const float value = widened(from[at]);
-        if (how < INT4_GROUPS) {
-            to[at] = is_float8(how) ? value * 0x1p8f : value;
-            continue;
-        }
-        const Py_ssize_t within = at % (IN_WORD * FLOATS), number = within % IN_WORD;
-        float *step = to + at / (IN_WORD * FLOATS) * step_elements(how) + within / IN_WORD;
-        const int shift = number == IN_WORD - 1 ? 0 : how != VALUES4 ? 4 * number : number / 2 == 3 ? 0 : number / 2 * 8;
-        step[number * FLOATS] = value / (float)(1 << shift);
-    }
-}
-
 // What is the same for all quantised values of a call.
 typedef struct {
     Bits masks[IN_WORD - 1], eights, values;
+    Bits bytes;   // of scales in bfloat16, those of each lane's own as a float
     Ints places;  // for each lane which of the groups whose quantised values are in a step of 4 bits is its own
 } Constants;
 
@@ -53,6 +47,7 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     c.eights += 0x88888888;
     for (int i = 0; i < VECTOR && how == VALUES4; i++) ((uint8_t *)&c.values)[i] = (uint8_t)(p->values[i % 16] + 128);
     for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how < INT4_GROUPS ? 0 : IN_WORD * lane >> p->shift;
+    for (int lane = 0; lane < FLOATS && in_integers(how); lane++) c.bytes[lane] = 0x01008080u + 0x02020000u * (uint32_t)c.places[lane];
 #if AVX512 || AVX2
     // Not known to compilers, which would make them anew in each step.
     for (int k = 0; k < IN_WORD - 1; k++) __asm__("" : "+x"(c.masks[k]));
@@ -73,6 +68,28 @@ FAST INLINE Floats spread(const float *from, Ints places) {
     for (int lane = 0; lane < FLOATS; lane++) each[lane] = from[places[lane]];
     return each;
 #endif
+}
+
+#include "quantized_values_integers.h"
+
+// Bring a row of x into the order of the quantised values; what is added at its end is zero.
+FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
+    if (in_integers(how)) {
+        arrange_integers(from, to, columns, steps);
+        return;
+    }
+    memset(to, 0, (size_t)(steps * step_elements(how)) * sizeof *to);
+    for (Py_ssize_t at = 0; at < columns; at++) {
+        const float value = widened(from[at]);
+        if (how < INT4_GROUPS) {
+            to[at] = is_float8(how) ? value * 0x1p8f : value;
+            continue;
+        }
+        const Py_ssize_t within = at % (IN_WORD * FLOATS), number = within % IN_WORD;
+        float *step = to + at / (IN_WORD * FLOATS) * step_elements(how) + within / IN_WORD;
+        const int shift = number == IN_WORD - 1 ? 0 : how != VALUES4 ? 4 * number : number / 2 == 3 ? 0 : number / 2 * 8;
+        step[number * FLOATS] = value / (float)(1 << shift);
+    }
 }
 
 // 2^-8 times what FLOATS quantised values of e4m3fn stand for, which is what their bits are in float16, whose exponent has a bit more.
@@ -126,6 +143,10 @@ INLINE int outputs_in_turn(const int rows) { return 1; }
 // Add to `sums` what the quantised values of the steps `first` to `end` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
                            const int rows, const int each) {
+    if (in_integers(how)) {
+        add_integer_steps(p, c, how, sums, at, first, end, rows);
+        return;
+    }
     const int bytes = step_bytes(how), columns = bytes * (how >= INT4_GROUPS ? 2 : 1);
     const uint8_t *of_output = p->quantized + at * p->bytes;
     const Py_ssize_t group = first * columns >> p->shift, groups = ((end * columns - 1) >> p->shift) + 1;
