@@ -158,7 +158,7 @@ class Case:
         return y
 
     def check(self, y: torch.Tensor, bias: bool = True) -> None:
-        """Within the rounding of the result and of a float32 sum of so many products with quantised values, or with what they stand for in bfloat16."""
+        """Within the rounding of the result and of a float32 sum of so many products with quantised values, or with what they stand for in bfloat16; of x in 16 bits where that is multiplied."""
         b = self.bias.double() if bias else torch.zeros(len(self.bias)).double()
         dense = self.rounded() if self.is_rounded else self.dense
         x = self.x.double()

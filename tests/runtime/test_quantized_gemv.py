@@ -183,14 +183,10 @@ def test_numbers_far_below_their_neighbours_are_off_by_the_last_of_16_bits_at_mo
     case = Case(stored, group, 9, 5 * 128, 17)
     case.x.mul_(torch.exp2(-torch.randint(0, 14, case.x.shape).bfloat16()))
     case.x[0, :128], case.x[1, 64:128], case.x[2] = 0.0, 1e-30, 1e35
-    assert ((in_16_bits(case.x.double()) - case.x.double()).abs() <= largest_near(case.x) * 2.0**-15).all()
+    x = case.x.double()
+    largest = x.abs().unflatten(-1, (-1, 32)).amax(-1).repeat_interleave(32, -1)
+    assert ((in_16_bits(x) - x).abs() <= largest * 2.0**-15).all()
     case.check(case.run())
-
-
-def largest_near(x: torch.Tensor) -> torch.Tensor:
-    """For each element the largest size among the 32 that it has a power of two with."""
-    blocks = x.double().abs().unflatten(-1, (-1, 32))
-    return blocks.amax(-1, keepdim=True).expand(blocks.shape).flatten(-2)
 
 
 @native_only

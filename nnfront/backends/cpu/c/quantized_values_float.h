@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantised values as floats, for processors that do not multiply bfloat16.
 //
-// Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the quantised value of them, x has been divided by as much, and the
+// Integers of four bits are multiplied as such where bytes are multiplied in pairs (`quantized_values_integers.h`). Others are left where they lie in their words: a mask and a conversion make 2^(4k) times the quantised value of them, x has been divided by as much, and the
 // zero point is taken from sums of x. That is three instructions for eight quantised values of AVX2, as many as there is time for. Values of a table, 128 more than
 // they are so that none is negative, are multiplied in the same way where they lie, a byte each.
 
