@@ -4,7 +4,7 @@
     python bench/llama_cpp.py FOLDER --bin LLAMA_CPP/build/bin [--names llama-3.2-1b qwen2.5-0.5b] [--rounds 3]
 
 `--bin` has llama-bench and llama-quantize of a build of llama.cpp for this machine. FOLDER holds the checkpoints that `bench/checkpoints.py` writes and
-the same weights as GGUF (both are written if absent). Two threads, batch 1, a prompt of 512 tokens, 64 new ones behind it. Each measurement
+the same weights as GGUF (both are written if absent), of which Q4_K_M is read by both. Two threads, batch 1, a prompt of 512 tokens, 64 new ones behind it. Each measurement
 runs in a process of its own; ours and theirs alternate, medians over all. Shares are of the speed at which memory is read in the same process, by what weights take
 that a token reads.
 
@@ -32,6 +32,9 @@ PEERS = Path(__file__).parent / "peers"
 PEER, PROMPT_PEER = PEERS / "nnfront_llm.py", PEERS / "nnfront_prompt.py"
 # Ours and what llama.cpp has of as many bits, which rounds activations to 8 bits with both: so do those of ours that say so behind a dash.
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int8-int8": "Q8_0", "int4": "Q4_0", "int4-int8": "Q4_0"}
+# Files of llama.cpp's that both read: weights of inputs that 256 divides are in blocks.
+FILES = {"Q4_K_M": "Q4_K_M", "Q4_K_M-int8": "Q4_K_M"}
+FORMATS |= FILES
 BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 BLOCK |= {
     f"self_attn.{ours}_proj": f"attn_{theirs}"
@@ -89,6 +92,14 @@ def write_gguf(name: str, folder: Path, binaries: Path, format: str) -> Path:
     return path
 
 
+def asked(ours: str, folder: Path, file: Path) -> tuple[object, ...]:
+    """What our side is to read: a checkpoint and the format that its weights are to have, or their file and what becomes of activations."""
+    if ours in FILES:
+        _, _, activations = ours.partition("-")
+        return (file, f"keep-{activations}") if activations else (file,)
+    return (folder,) if ours == "bfloat16" else (folder, ours)
+
+
 def bench(binaries: Path, path: Path, *args: object) -> dict[str, float]:
     """The median of the tokens a second of llama-bench, with flash attention or without it as is faster, and the most memory of its process in MiB."""
     command = [binaries / "llama-bench", "-m", path, "-t", "2", "-fa", "0,1", "-o", "json", *map(str, args)]
@@ -120,8 +131,8 @@ def long_prompt(args: argparse.Namespace) -> list[dict[str, Any]]:
             file = write_gguf(name, args.folder, args.bin, FORMATS[quant])
             mine, other = [], []
             for _ in range(args.rounds):
-                stored = [] if quant == "bfloat16" else [quant]
-                mine.append(measure(PROMPT_PEER, path, args.prompt, *stored))
+                source, *stored = asked(quant, path, file)
+                mine.append(measure(PROMPT_PEER, source, args.prompt, *stored))
                 once = ("-p", args.prompt, "-n", 0, "-r", 1, "--no-warmup")
                 other.append(bench(args.bin, file, *once))
             speeds = median(mine, "prefill"), median(other, "speed")
@@ -148,8 +159,8 @@ def short_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
         runs: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {ours: [] for ours in files}
         for _ in range(args.rounds):
             for ours, file in files.items():
-                quant = [] if ours == "bfloat16" else [ours]
-                runs[ours].append((measure(PEER, path, "speed", *quant), theirs(args.bin, file)))
+                source, *stored = asked(ours, path, file)
+                runs[ours].append((measure(PEER, source, "speed", *stored), theirs(args.bin, file)))
         for ours, pairs in runs.items():
             mine, other = [m for m, _ in pairs], [o for _, o in pairs]
             row: dict[str, Any] = {"model": name, "weights": ours, "llama.cpp": FORMATS[ours]}

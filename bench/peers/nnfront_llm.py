@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [FORMAT | FORMAT-int8]. Prints JSON. Behind a dash: what activations are rounded to."""
+"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [FORMAT | FORMAT-int8 | keep-int8]. Prints JSON. Behind a dash: what activations are rounded to."""
 
 import time
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time one long prompt of our LLM, and what it takes of memory besides weights and cache. Usage: nnfront_prompt.py FOLDER TOKENS [FORMAT | FORMAT-int8]. Prints JSON.
+"""Time one long prompt of our LLM, and what it takes of memory besides weights and cache. Usage: nnfront_prompt.py FOLDER TOKENS [FORMAT | FORMAT-int8 | keep-int8]. Prints JSON.
 
 It is read as texts are: by `generate_ids`, so many tokens in a call. Weights have been read, and a prompt of one call has run, before the kernel forgets its
 high-water mark (clear_refs): `above_mib` is the new mark over the memory before, less the cache, which grows with the prompt; `above_512_mib` the same of 512 tokens.
