@@ -45,6 +45,7 @@ from nnfront.ir import (
     Projection,
     Scalar,
     Tuple,
+    TupleType,
     Type,
     Var,
     canonical_call,
@@ -168,6 +169,17 @@ def _only_part(call: Call, type: Type, definitions: Definitions) -> Expr | None:
     return call.args[0] if len(call.args) == 1 else None
 
 
+def _parts_of_join(call: Call, type: Type, definitions: Definitions) -> Expr | None:
+    """split, into equal parts, of what these were joined to: the parts. Parts at positions stay, as attention on a CPU reads q, k and v side by side."""
+    made = definitions.get(call.args[0]) if isinstance(call.args[0], Var) else None
+    if not isinstance(made, Call) or made.op is not ops.concat:
+        return None
+    axes = (each.op.full_attrs(each.attrs)[name] for each, name in ((call, "axis"), (made, "dim")))
+    is_equal = isinstance(call.attrs["indices_or_sections"], int) and len(set(axes)) == 1
+    parts = Tuple(tuple(part for part in made.args if part is not None))
+    return parts if is_equal and type == TupleType(tuple(part.type for part in parts.fields)) else None
+
+
 def _known_mask(call: Call, type: Type, definitions: Definitions) -> Expr | None:
     """Attention under a mask that is made here: zeros are no mask, and the causal one is `is_causal`."""
     query, key, value, mask = call.args
@@ -214,5 +226,6 @@ RULES: Mapping[Op, tuple[Rule, ...]] = {
     ops.permute_dims: (_permuted_twice,),
     ops.reshape: (_same_type, _reshape_of_reshape),
     ops.scaled_dot_product_attention: (_known_mask,),
+    ops.split: (_parts_of_join,),
     ops.squeeze: (_same_type,),
 }

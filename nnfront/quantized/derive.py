@@ -15,13 +15,27 @@ after, where the checkpoint holds both as int8 with a scale for each output:
 A weight stays quantised if nothing but products read it, of experts too, joined to others of its format or not, or take rows of it, in the method or in a private function that
 it is given to; and if a kernel takes the format. Ranks cut what is stored, between outputs, or between inputs where each has whole groups. All others are dequantised by the formula,
 which lifting moves to load time.
+
+A product with weights of several formats, or with others that are not quantised, one after another, is one for each run of a kind, and their results are joined:
+    ab: float32[8, 4] = concat(a.weight, b.weight)
+    y: float32[n, 8] = linear(x, ab, bias)
+where b is stored as float32:
+    dequantize: float32[6, 4] = dequantize(a.weight, a.weight_scale, axis=1)
+    getitem: float32[6] = getitem(bias, index=((0, 6, 1),))
+    linear: float32[n, 6] = linear(x, dequantize, getitem)
+    getitem_1: float32[2] = getitem(bias, index=((6, 8, 1),))
+    linear_1: float32[n, 2] = linear(x, b.weight, getitem_1)
+    y: float32[n, 8] = concat(linear, linear_1, dim=1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
+from nnfront import ops
+from nnfront.dims import Size
 from nnfront.ir import (
     Atom,
     Binding,
@@ -37,13 +51,22 @@ from nnfront.ir import (
     Var,
     canonical_call,
     substitute_atoms,
+    tensor_type,
     walk_bindings,
 )
 from nnfront.ops.encoded import Encoded, cast
-from nnfront.quant_format import QuantFormat
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.report import StoredReport, report_of
-from nnfront.quantized.uses import Takes, is_cut, is_transpose, joined, matrices, reasons_against, takes_rows
+from nnfront.quantized.runs import Run, described, kind_of, named_parts, with_parts
+from nnfront.quantized.uses import (
+    Takes,
+    is_cut,
+    is_transpose,
+    joined,
+    matrices,
+    reasons_against,
+    takes_rows,
+)
 
 
 def derive_weights(
@@ -75,9 +98,7 @@ class _Deriving:
     def __init__(self, ir: IRModule, formulas: Mapping[str, Formula], kept: set[str]) -> None:
         self.ir, self.formulas, self.kept = ir, formulas, kept
         self.names = Names(ir)
-        self.made: dict[
-            tuple[str, tuple[tuple[int, QuantFormat, bool, tuple[TensorType, ...]], ...]], Function
-        ] = {}
+        self.made: dict[tuple[str, Hashable], Function] = {}
 
     def module(self) -> IRModule:
         """The methods first: they say how private functions are called."""
@@ -108,26 +129,26 @@ class _Deriving:
             attrs={**function.attrs, "derived": tuple(dict.fromkeys(derived))},
         )
 
-    def specialised(self, name: str, encoded: Mapping[int, Encoded]) -> str:
-        """The name of a private function that takes some of its weights, by position, as they are encoded."""
-        kinds = tuple(
-            (i, e.format, e.is_transposed, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
-            for i, e in encoded.items()
-        )
+    def specialised(self, name: str, given: Mapping[int, Sequence[Run]]) -> str:
+        """The name of a private function that takes some of its weights, by position, as they are encoded, or as several one after another."""
+        kinds = tuple((i, *(described(run) for run in runs)) for i, runs in given.items())
         if (name, kinds) not in self.made:
             function = self.ir[name]
-            body = _Body(function, self)
+            body, names = _Body(function, self), Names(p.name for p in function.params)
             params: list[Param] = []
             for i, param in enumerate(function.params):
-                if i not in encoded:
+                if i not in given:
                     params.append(param)
                     continue
                 own = [
-                    Param(f"{param.name}.{suffix}", part.type, "weight")
-                    for suffix, part in zip(encoded[i].format.parts, encoded[i].parts, strict=True)
+                    [
+                        Param(names.unique(f"{param.name}.{suffix}"), part.type, "weight")
+                        for suffix, part in named_parts(run)
+                    ]
+                    for run in given[i]
                 ]
-                body.encoded[param] = encoded[i].with_parts(own)
-                params += own
+                params += [part for parts in own for part in parts]
+                body.hold(param, [with_parts(*pair) for pair in zip(given[i], own, strict=True)])
             body.take_names(p.name for p in params)
             new = body.function(replace(function, params=tuple(params)))
             self.made[name, kinds] = new.with_(name=self.names.unique(name))
@@ -140,7 +161,7 @@ def _var(atom: Atom | None) -> Var:
 
 
 class _Body(Mutator):
-    """Rewrites one function. `encoded` are quantised values, `head` is what comes before the function's own bindings."""
+    """Rewrites one function. `encoded` are quantised values, `mixed` those that are several runs one after another, `head` is what comes before the function's own bindings."""
 
     def __init__(self, function: Function, deriving: _Deriving) -> None:
         self.known: dict[Var, Var] = {}
@@ -148,6 +169,7 @@ class _Body(Mutator):
         self.deriving = deriving
         self.names = Names(b.var.name for b in walk_bindings(function.bindings))
         self.encoded: dict[Var, Encoded] = {}
+        self.mixed: dict[Var, Sequence[Run]] = {}
         self.head: list[Binding] = []
         self.derived: list[str] = []
 
@@ -190,10 +212,12 @@ class _Body(Mutator):
         value = binding.value
         if isinstance(value, FunctionCall):
             return self.call(binding, value)
-        if not isinstance(value, Call) or self.encoded.keys().isdisjoint(value.args):
+        if not isinstance(value, Call) or not any(map(self.runs, value.args)):
             return super().binding(binding)
-        if parts := [self.encoded[v] for v in joined(value)]:
-            return self.join(binding, value, parts)
+        if joined(value):
+            return self.join(binding, value)
+        if not self.mixed.keys().isdisjoint(value.args):
+            return self.apart(binding, value)
         if takes_rows(value):
             return self.rows(binding, value)
         if is_cut(value):
@@ -206,18 +230,37 @@ class _Body(Mutator):
     def product(self, binding: Binding, call: Call, weights: Sequence[Var]) -> Sequence[Binding]:
         """Multiply with what is dequantised right there."""
         builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
-        for weight in weights:
-            assert isinstance(weight.type, TensorType)
-            if weight not in self.known:
-                self.keep(self.encoded[weight])
-                self.known[weight] = self.encoded[weight].dense(builder, weight.type.dtype)
-        read = {weight: self.known[weight] for weight in weights}
+        read = {v: self.dense(builder, self.encoded[v], tensor_type(v).dtype) for v in weights}
         args = [
             read[a] if isinstance(a, Var) and a in read else a if a is None else self.atom(a)
             for a in call.args
         ]
         new = Binding(binding.var, Call(call.op, tuple(args), call.attrs), binding.provenance)
         return [*builder.finish(binding.var).bindings, new]
+
+    def apart(self, binding: Binding, call: Call) -> Sequence[Binding]:
+        """Multiply with each run by itself, and join the results along the features."""
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
+        x, weight, bias = (None if a is None else self.atom(a) for a in call.args)
+        parts: list[Var] = []
+        begin: Size = 0
+        for run in self.mixed[_var(weight)]:
+            matrix = self.dense(builder, run, tensor_type(weight).dtype)
+            end = begin + tensor_type(matrix).shape[0]
+            own = None if bias is None else builder.call(ops.getitem, bias, index=(slice(begin, end),))
+            parts.append(builder.emit(Call(call.op, (x, matrix, own), call.attrs)))
+            begin = end
+        whole = canonical_call(ops.concat, parts, {"dim": tensor_type(binding.var).ndim - 1})
+        return [*builder.finish(binding.var).bindings, binding.with_value(whole)]
+
+    def dense(self, builder: FunctionBuilder, run: Run, dtype: str) -> Var:
+        """Weights as a product reads them: what is dequantised is so once, for all that read it."""
+        if isinstance(run, Var):
+            return run
+        if run.elements not in self.known:
+            self.keep(run)
+            self.known[run.elements] = run.dense(builder, dtype)
+        return self.known[run.elements]
 
     def rows(self, binding: Binding, call: Call) -> Sequence[Binding]:
         """Take rows as they are stored, then dequantise these."""
@@ -233,17 +276,41 @@ class _Body(Mutator):
         """Let lifting keep what is made of weights for it."""
         self.derived += [part.name for part in encoded.parts if not isinstance(part, Param)]
 
-    def join(self, binding: Binding, call: Call, parts: Sequence[Encoded]) -> Sequence[Binding]:
-        """Join elements, scales and zero points, each on their own."""
+    def hold(self, value: Var, runs: Sequence[Run]) -> None:
+        """Let runs one after another stand for a value."""
+        first, *others = runs
+        if others:
+            self.mixed[value] = runs
+        else:
+            assert isinstance(first, Encoded)
+            self.encoded[value] = first
+
+    def join(self, binding: Binding, call: Call) -> Sequence[Binding]:
+        """Join what follows one another of a kind."""
         builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
-        columns = zip(*(each.parts for each in parts), strict=True)
-        op, attrs = call.op, call.op.full_attrs(call.attrs)
+        parts = [run for v in joined(call) for run in self.runs(v) or (_var(self.atom(v)),)]
+        runs = [[*run] for _, run in groupby(parts, kind_of)]
+        is_whole = len(runs) == 1  # which may be a stack of one
         made = [
-            builder.emit(canonical_call(op, column, attrs), f"{binding.var.name}.{suffix}")
-            for suffix, column in zip(parts[0].format.parts, columns, strict=True)
+            run[0] if len(run) == 1 and not is_whole else self.joined(builder, binding.var.name, call, run)
+            for run in runs
         ]
-        self.encoded[binding.var] = parts[0].with_parts(made)
-        return builder.finish(made[0]).bindings
+        self.hold(binding.var, made)
+        return builder.finish(binding.var).bindings
+
+    def joined(self, builder: FunctionBuilder, name: str, call: Call, run: Sequence[Run]) -> Run:
+        """Join elements, scales and zero points, each on their own, under names that begin with that of the whole; or what is dense, which lifting keeps as it keeps the whole."""
+        columns = zip(*map(named_parts, run), strict=True)
+        attrs = call.op.full_attrs(call.attrs)
+        made = [
+            builder.emit(
+                canonical_call(call.op, [part for _, part in column], attrs), f"{name}.{column[0][0]}"
+            )
+            for column in columns
+        ]
+        if isinstance(run[0], Var):
+            self.derived.append(made[0].name)
+        return with_parts(run[0], made)
 
     def cut(self, binding: Binding, call: Call) -> Sequence[Binding]:
         """Take a rank's part of elements, scales and zero points, each on their own; what all inputs share is not cut between them."""
@@ -261,15 +328,22 @@ class _Body(Mutator):
 
     def call(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:
         """Give a private function what is encoded, part by part."""
-        encoded = {
-            i: self.encoded[a] for i, a in enumerate(call.args) if isinstance(a, Var) and a in self.encoded
-        }
-        if not encoded:
+        given = {i: runs for i, a in enumerate(call.args) if (runs := self.runs(a))}
+        if not given:
             return super().binding(binding)
         args: list[Atom] = []
         for i, atom in enumerate(call.args):
-            if i in encoded:
-                self.keep(encoded[i])
-            args += encoded[i].parts if i in encoded else [self.atom(atom)]
-        name = self.deriving.specialised(call.function, encoded)
+            for run in given.get(i, ()):
+                if isinstance(run, Encoded):
+                    self.keep(run)
+                args += [part for _, part in named_parts(run)]
+            if i not in given:
+                args.append(self.atom(atom))
+        name = self.deriving.specialised(call.function, given)
         return [Binding(binding.var, FunctionCall(name, tuple(args)), binding.provenance)]
+
+    def runs(self, value: Atom | None) -> Sequence[Run]:
+        """What stands for a value that is quantised, or is so in part; nothing for others."""
+        if not isinstance(value, Var):
+            return ()
+        return (self.encoded[value],) if value in self.encoded else self.mixed.get(value, ())

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from nnfront import ops
 from nnfront.ir import (
     Atom,
+    Binding,
     Call,
     Expr,
     Function,
@@ -18,6 +19,7 @@ from nnfront.ir import (
     TensorType,
     Var,
     callees_first,
+    tensor_type,
     used_vars,
 )
 from nnfront.quant_format import QuantFormat
@@ -39,10 +41,19 @@ class Takes(Protocol):
 
 
 class Kind(NamedTuple):
-    """What values must have in common to be joined: a format and the dtype of its scales, and whether matrices are stored transposed."""
+    """What values must have in common to be joined: a format and the dtype of its scales, and whether matrices are stored transposed.
+
+    is_mixed    whether it is several kinds one after another, each of which a product multiplies with by itself
+    """
 
     format: Hashable
     is_transposed: bool
+    is_mixed: bool = False
+
+    @property
+    def way(self) -> tuple[bool, bool]:
+        """What its readers must allow for, whatever the format."""
+        return self.is_transposed, self.is_mixed
 
 
 def reasons_against(
@@ -56,14 +67,14 @@ def reasons_against(
     uses = _Uses(takes.reads_experts)
     for function in callees_first(ir):
         if function.kind == "private":
-            for is_transposed in (False, True):
+            for way in ((False, False), (True, False), (False, True)):
                 # Of weights that a function is given nothing is known to be alike.
                 kinds: dict[Var, Kind] = {
-                    p: Kind(i, is_transposed) for i, p in enumerate(function.params) if p.role == "weight"
+                    p: Kind(i, *way) for i, p in enumerate(function.params) if p.role == "weight"
                 }
                 others = uses.others(function, kinds)
                 places = frozenset(i for i, p in enumerate(function.params) if p in kinds and p not in others)
-                uses.inside[function.name, is_transposed] = places
+                uses.inside[function.name, way] = places
     is_settled = False
     while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
         is_settled = True
@@ -84,20 +95,23 @@ def reasons_against(
 
 @dataclass
 class _Uses:
-    """Finds what is read by anything but products; `inside` are the parameters of private functions, by place, that only products read."""
+    """Finds what is read by anything but products; `inside` are the parameters of private functions, by place, that only products read, for each way."""
 
     reads_experts: bool
-    inside: dict[tuple[str, bool], frozenset[int]] = field(default_factory=dict)
+    inside: dict[tuple[str, tuple[bool, bool]], frozenset[int]] = field(default_factory=dict)
 
     def others(self, function: Function, kinds: Mapping[Var, Kind]) -> set[Var]:
-        """What is read by anything but a product, here or in a private function; values of one kind may be joined."""
+        """What is read by anything but a product, here or in a private function; values of one kind may be joined, and of several where products take them apart again."""
         known = dict(kinds)
         for binding in function.bindings:
             parts = joined(binding.value)
             own = {known.get(part) for part in parts}
             kind = next(iter(own), None)
-            if len(own) == 1 and kind is not None and not kind.is_transposed:
+            is_transposed = any(each is not None and each.is_transposed for each in own)
+            if len(own) == 1 and kind is not None and not (is_transposed or kind.is_mixed):
                 known[binding.var] = kind
+            elif any(own) and not is_transposed and _may_be_mixed(binding, parts):
+                known[binding.var] = Kind(binding.var, False, is_mixed=True)
             if (
                 is_cut(binding.value)
                 and (whole := known.get(_first(binding.value)))
@@ -127,22 +141,30 @@ class _Uses:
         if isinstance(value, FunctionCall):
             for i, arg in enumerate(value.args):
                 kind = known.get(arg) if isinstance(arg, Var) else None
-                is_read = kind is not None and i in self.inside.get((value.function, kind.is_transposed), ())
+                is_read = kind is not None and i in self.inside.get((value.function, kind.way), ())
                 (good if is_read else bad).add(arg)
         elif isinstance(value, Call):
             is_read = takes_rows(value) or value.op is ops.linear or self.reads_experts
             good = {value.args[0]} if takes_rows(value) else set(matrices(value)) if is_read else set()
             bad = {arg for i, arg in enumerate(value.args) if i not in _places(value)}
         return {
-            v
-            for v in good - bad
-            if isinstance(v, Var) and v in known and not (_is_transposed(v, known, value))
+            v for v in good - bad if isinstance(v, Var) and v in known and not _is_refused(known[v], value)
         }
 
 
-def _is_transposed(var: Var, known: Mapping[Var, Kind], value: Expr) -> bool:
-    """Whether a product would have to read a matrix that is stored transposed."""
-    return isinstance(value, Call) and known[var].is_transposed
+def _is_refused(kind: Kind, value: Expr) -> bool:
+    """Whether a product would have to read a matrix that is stored transposed, or one of several kinds that it does not come apart by."""
+    if not isinstance(value, Call):
+        return False
+    return kind.is_transposed or (kind.is_mixed and value.op is not ops.linear)
+
+
+def _may_be_mixed(binding: Binding, parts: Sequence[Var]) -> bool:
+    """Whether a value is outputs of one matrix after those of another: what is multiplied with it is multiplied with each."""
+    value, type = binding.value, binding.var.type
+    if not (isinstance(value, Call) and value.op is ops.concat and isinstance(type, TensorType)):
+        return False
+    return type.ndim == 2 and all(tensor_type(part).dtype == type.dtype for part in parts)
 
 
 def _places(call: Call) -> tuple[int, ...]:

@@ -54,6 +54,11 @@ def in_8_bits(group: int | None, weight: torch.Tensor) -> tuple[dict[str, torch.
     )
 
 
+def in_8_bits_if_square(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """q and o, of q, k and v that are multiplied with as one, and o."""
+    return in_8_bits(None, weight) if weight.shape[0] == weight.shape[1] else ({"": weight}, weight)
+
+
 def in_nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Any numbers of the format."""
     codes = torch.randint(0, 16, weight.shape)
@@ -78,6 +83,11 @@ WAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
         partial(in_8_bits, 32),
         in_groups(32),
         "compressed-tensors of 8 bits: 14 weights kept as int8 in groups of 32",
+    ),
+    "beside floats": (
+        in_8_bits_if_square,
+        SETTINGS,
+        "compressed-tensors of 8 bits: 4 weights kept as int8",
     ),
     "nvfp4": (
         in_nvfp4,

@@ -23,6 +23,7 @@ IDENTITIES = {
     "a permutation that permutes nothing": "y: float32[4, 4] = permute_dims(x, axes=(0, 1))",
     "all of it": "y: float32[4, 4] = getitem(x, index=())",
     "a concatenation of one": "y: float32[4, 4] = concat(x)",
+    "half of what halves were joined to": "a: float32[4, 4] = exp(x) b: float32[4, 8] = concat(a, x, dim=1) c: (float32[4, 4], float32[4, 4]) = split(b, indices_or_sections=2, axis=1) y: float32[4, 4] = c[1]",
     "a field of a tuple": "a: (float32[4, 4], float64) = (x, 1.0) y: float32[4, 4] = a[0]",
     "a shape that matches": "y: float32[4, 4] = match_shape(x, float32[4, 4])",
     "a branch always taken": "y: float32[4, 4] = if True { yield x } else { a: float32[4, 4] = exp(x) yield a }",
@@ -33,6 +34,9 @@ KEPT = {
     "a transpose": "y: float32[4, 4] = permute_dims(x, axes=(1, 0))",
     "a reversed slice of equal size": "y: float32[4, 4] = flip(x, axis=(0,))",
     "a field of what a function returns": "a: (float32[2, 4], float32[2, 4]) = split(x, indices_or_sections=2) y: float32[2, 4] = a[0]",
+    "half of what others were joined to": "s: (float32[2, 4], float32[2, 4]) = split(x, indices_or_sections=2) a: float32[2, 4] = s[0] b: float32[8, 4] = concat(a, x, a) c: (float32[4, 4], float32[4, 4]) = split(b, indices_or_sections=2) y: float32[4, 4] = c[1]",
+    "half of what was joined along another axis": "a: float32[8, 4] = concat(x, x) b: (float32[8, 2], float32[8, 2]) = split(a, indices_or_sections=2, axis=1) y: float32[8, 2] = b[1]",
+    "a part at a position": "a: float32[8, 4] = concat(x, x) b: (float32[4, 4], float32[4, 4]) = split(a, indices_or_sections=(4,)) y: float32[4, 4] = b[1]",
     "a branch that depends on the input": "c: bool[4, 4] = greater(x, 0.0) d: bool[] = all(c) y: float32[4, 4] = if d { yield x } else { a: float32[4, 4] = exp(x) yield a }",
 }
 

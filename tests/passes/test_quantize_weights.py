@@ -121,6 +121,12 @@ def test_modules_can_be_left_out():
     assert {"back.weight", "lm_head.weight"} < {p.name for p in kept}
 
 
+def test_a_scheme_that_keeps_weights_says_so_of_each():
+    report = quantize_weights.report(exported(), QuantScheme("keep", activations="int8"))
+    assert {w.reason for w in report.weights if w.role} == {"kept by the scheme"}
+    assert " of product (kept by the scheme)" in str(report)
+
+
 def test_an_unknown_format_is_answered_with_those_that_there_are():
     with pytest.raises(PassError) as caught:
         quantize_weights(exported(), "nf7")

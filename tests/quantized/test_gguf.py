@@ -19,6 +19,7 @@ from gguf_files import write
 
 import nnfront as nn
 from nnfront import ops
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.cli import main
 from nnfront.errors import LoadError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType
@@ -89,8 +90,7 @@ def test_a_folder_with_one_file_and_types_that_are_mixed(tmp_path: Path) -> None
     model = write(tmp_path / "m.gguf", llama(**SIZES), types=types)
     llm = agrees(tmp_path, model, dtype="float32")
     assert str(llm.stored) == (
-        "stored as GGUF's Q6_K: 3 weights kept as q6_k, 1 weight made float32 (joined to weights in other formats, cut within groups, or read by more than products);"
-        " GGUF's Q4_K: 2 weights made float32 (joined to weights in other formats, cut within groups, or read by more than products), 3 weights kept as q4_k; GGUF's float32: 3 weights made float32"
+        "stored as GGUF's Q6_K: 4 weights kept as q6_k; GGUF's Q4_K: 5 weights kept as q4_k; GGUF's float32: 3 weights made float32"
     )
 
 
@@ -189,6 +189,32 @@ def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
     model = write(tmp_path / "m.gguf", llama(**SIZES, tie_word_embeddings=True), types="Q8_0")
     model.tie_weights()
     agrees(tmp_path / "m.gguf", model, dtype="float32")
+
+
+@pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_products_with_blocks_round_what_these_are_multiplied_with(tmp_path: Path, is_tied: bool) -> None:
+    """The bytes of the file, of which there is one copy where the embedding is the head as well."""
+    types = {"embed": "Q6_K", "lm_head": "Q6_K", "down": "Q6_K", "weight": "Q4_K"}
+    model = llama(**SIZES, tie_word_embeddings=is_tied)
+    model = write(tmp_path / "m.gguf", model, types=types, dtype=torch.bfloat16)
+    model.tie_weights()
+    scheme = nn.passes.QuantScheme("keep", activations="int8")
+    llm = nn.LLM.load(tmp_path / "m.gguf", quant=scheme)
+    assert str(llm.quantized).endswith("; activations: int8 in 15 of 15 products")
+    for method in ("prefill", "decode"):
+        runs = [run for run in llm.session.program.methods[method].body.walk() if hasattr(run, "kernel")]
+        multiplied = [run.attrs["format"] for run in runs if run.kernel.startswith("int8_activations")]
+        # Of q, k and v, of what they give, of gate and up; down and the head.
+        assert multiplied == 3 * ["q4_k"] + 2 * ["q6_k"]
+    assert sum(name.endswith(".q6_k") for name in llm.session.weights) == 2 + (not is_tied)
+    plain = nn.LLM.load(tmp_path / "m.gguf")
+    assert set(llm.session.weights) == set(plain.session.weights)
+    for name, tensor in plain.session.weights.items():
+        assert torch.equal(llm.session.weights[name], tensor)
+    expected = logits(model)
+    assert 0 < (llm.logits(IDS) - plain.logits(IDS)).abs().mean()
+    assert (llm.logits(IDS) - expected).abs().mean() < 0.04 * expected.std()
 
 
 def test_the_command_line_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,10 +132,9 @@ def _wanted(
         return None, "chooses experts"
     if rule is not None:
         wanted, why = rule[1], f"kept by {rule[0]!r}"
-    elif roles & {"head", "embedding"}:
-        wanted, why = scheme.head_format, "kept by the scheme"
     else:
-        wanted, why = scheme.body_format, ""
+        of_head = roles & {"head", "embedding"}
+        wanted, why = scheme.head_format if of_head else scheme.body_format, "kept by the scheme"
     if wanted is None:
         return None, why
     fit = wanted
