@@ -47,7 +47,7 @@ def add_quant_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--activations",
         choices=("int8",),
-        help="round what weights in integers are multiplied with to 8 bits, each row by its largest element: prompts are read faster",
+        help="round what weights in integers, or in blocks of them, are multiplied with to 8 bits, each row by its largest element: prompts are read faster",
     )
     parser.add_argument("--quant-report", action="store_true", help="say what becomes of each weight")
 

@@ -15,7 +15,7 @@ after:
         return y
     }
 
-Run it behind `quantize_weights`, or on weights that others have quantised to integers. What is not read any more goes with dead code.
+Run it behind `quantize_weights`, or on weights that others have quantised to integers, with scales beside them or in blocks. What is not read any more goes with dead code.
 
 leaves:  products with weights in other formats, of experts, and those that `refuses` names a reason against, given a format and the dtype of x.
 """
@@ -40,9 +40,9 @@ from nnfront.ir import (
     tensor_type,
     walk_bindings,
 )
-from nnfront.ops.linear_int8 import INTEGERS
+from nnfront.ops.linear_int8 import TAKEN
 from nnfront.passes.base import module_pass
-from nnfront.quant_format import QuantFormat, recognise
+from nnfront.quant_format import FORMATS, QuantFormat, recognise
 
 Refuses: TypeAlias = Callable[[QuantFormat, str], str]
 """Why a target has no kernel for products with weights in a format and x in a dtype; "" if it has one."""
@@ -80,10 +80,11 @@ class ActivationsReport:
     def require_any(self) -> None:
         """Raise PassError if there is no product whose activations are rounded."""
         if self.products == sum(self.reasons.values()):
+            taken = f"{', '.join(TAKEN[:-1])} or {TAKEN[-1]}"
             raise PassError(
                 "no product takes activations in int8",
                 details=list(self.reasons) or ["there is none with a quantised weight"],
-                help="quantise weights to int8, int4 or uint4 on a target with a kernel for that, or leave activations as they are",
+                help=f"quantise weights to {taken} on a target with a kernel for that, or leave activations as they are",
             )
 
     def __str__(self) -> str:
@@ -93,29 +94,26 @@ class ActivationsReport:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product with a quantised weight: the call, and what its weight is stored in, with scales and zero points."""
+    """A product with a quantised weight: the call, and what its weight is stored in, with scales and zero points; None in the place of the format if it is rounded already."""
 
     call: Call
     format: QuantFormat | None
     stored: tuple[Atom | None, ...] = ()
-    is_rounded: bool = False
 
     def reason(self, refuses: Refuses) -> str:
         """Why its activations stay as they are."""
-        if self.is_rounded:
+        if self.format is None:
             return ""
         dtype = tensor_type(self.call.args[0]).dtype
         if self.call.op is not ops.linear:
             return "experts"
-        if self.format is None:
-            return "weights in blocks"
-        if self.format.name not in INTEGERS or self.format.axis != 1:
+        if self.format.name not in TAKEN or self.format.axis != 1:
             return f"weights in {self.format}"
         if self.call.attrs.get("out_dtype") is not None:
             return "its result has a dtype of its own"
-        scales = tensor_type(self.stored[1])
-        if scales.dtype not in (dtype, "float32"):
-            return f"scales are {scales.dtype}"
+        scales = self.stored[1]
+        if scales is not None and (found := tensor_type(scales).dtype) not in (dtype, "float32"):
+            return f"scales are {found}"
         return refuses(self.format, dtype)
 
 
@@ -130,20 +128,20 @@ def _products(ir: IRModule) -> Iterator[_Product]:
 def _product(call: Call, made: Mapping[Var, object]) -> _Product | None:
     """What a call multiplies with, if that is a quantised weight."""
     if call.op is ops.linear_int8:
-        return _Product(call, None, is_rounded=True)
+        return _Product(call, None)
     if call.op not in (ops.linear, ops.moe_mlp):
         return None
     for weight in call.args[1:3] if call.op is ops.moe_mlp else call.args[1:2]:
         source = made.get(weight) if isinstance(weight, Var) else None
-        if isinstance(source, Call) and source.op is ops.dequantize_blocks:
-            return _Product(call, None)
-        if isinstance(source, Call) and source.op is ops.dequantize:
+        if isinstance(source, Call) and source.op in (ops.dequantize, ops.dequantize_blocks):
             return _Product(call, *_stored(source, made))
     return None
 
 
 def _stored(call: Call, made: Mapping[Var, object]) -> tuple[QuantFormat, tuple[Atom | None, ...]]:
-    """The format of what a call dequantises, and its elements as they are stored, scales and zero points."""
+    """The format of what a call dequantises, and its elements as they are stored, scales and zero points, which blocks have inside."""
+    if call.op is ops.dequantize_blocks:
+        return FORMATS[call.attrs["format"]], (call.args[0], None, None)
     attrs, codes = ops.dequantize.full_attrs(call.attrs), call.args[0]
     source = made.get(codes) if isinstance(codes, Var) else None
     elements, packing = codes, None
@@ -171,10 +169,11 @@ class _Rounding(Mutator):
     def binding(self, binding: Binding) -> list[Binding]:
         value = binding.value
         product = _product(value, self.made) if isinstance(value, Call) else None
-        if product is None or product.is_rounded or product.reason(self.refuses):
+        if product is None or product.format is None or product.reason(self.refuses):
             return list(super().binding(binding))
-        assert isinstance(value, Call) and product.format is not None
+        assert isinstance(value, Call)
         x, _, bias = value.args
-        attrs = {"format": product.format.name, "group_size": product.format.group_size}
+        group_size = None if product.format.block else product.format.group_size
+        attrs = {"format": product.format.name, "group_size": group_size}
         call = canonical_call(ops.linear_int8, (x, *product.stored, bias), attrs)
         return list(super().binding(binding.with_value(call)))

@@ -6,7 +6,7 @@ norm_...           the same regions with a norm of the rows before the product
 quantized_product  also gated, by their format: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
                    float8 weights as they are, with their scales [N, 1]
 int8_activations_product
-                   also gated, on a CPU: panels of PANEL outputs, in which four bytes of each follow one another, [N / PANEL, bytes / 4, PANEL, 4];
+                   also gated, on a CPU, but for weights in blocks: panels of PANEL outputs, in which four bytes of each follow one another, [N / PANEL, bytes / 4, PANEL, 4];
                    scales and zero points [N / PANEL, K / group, PANEL]
 """
 
@@ -129,12 +129,13 @@ def _panels(builder: FunctionBuilder, x: Var, *, word: int, is_apart: bool) -> V
 
 
 def _int8_panels(function: Function, *, halves: int) -> Packing | None:
-    """The weight of a product of integers, each of `halves` of which is whole panels."""
+    """The weight of a product of integers, each of `halves` of which is whole panels; not in blocks, which are read where they lie."""
     types = {p.name: p.type for p in function.params}
-    weight, scales = types["weight"], types["scales"]
-    assert isinstance(weight, TensorType) and isinstance(scales, TensorType)
+    weight, scales = types["weight"], types.get("scales")
+    assert isinstance(weight, TensorType)
     if (
-        weight.static_shape is None
+        not isinstance(scales, TensorType)
+        or weight.static_shape is None
         or weight.static_shape[0] % (halves * PANEL)
         or weight.static_shape[1] % WORD
     ):

@@ -26,6 +26,7 @@ from op_cases import (
 )
 
 from nnfront.ir.types import Buffer, StateLayerType, kv_layer
+from nnfront.ops.linear_int8 import TAKEN
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -210,14 +211,17 @@ def _(draw: Draw, name: str) -> Case:
 
 @case("linear_int8")
 def _(draw: Draw, name: str) -> Case:
-    format, group = draw(st.sampled_from(["int8", "int4", "uint4"])), draw(st.sampled_from([None, 4]))
+    format, group = draw(st.sampled_from(TAKEN)), draw(st.sampled_from([None, 4]))
     lead, columns, out = shape_of(draw, 0, 2), 4 * draw(st.sampled_from([1, 2, 3])), draw(SIZES)
     dtype = draw(st.sampled_from(FLOATS))
+    bias = make((out,), dtype) if draw(st.booleans()) else None
+    if block := FORMATS[format].block:
+        stored = make((out, block.row_bytes(32 * columns)), "uint8")
+        return Case((make((*lead, 32 * columns), dtype), stored, None, None, bias), {"format": format})
     stored = make((out, columns), "int8") if format == "int8" else make((out, columns // 2), "uint8")
     groups = (out, columns // group if group else 1)
     zeros = torch.randint(0, 16, groups, dtype=torch.uint8) if format == "uint4" else None
     scales = make(groups, draw(st.sampled_from(sorted({dtype, "float32"}))))
-    bias = make((out,), dtype) if draw(st.booleans()) else None
     return Case(
         (make((*lead, columns), dtype), stored, scales, zeros, bias), {"format": format, "group_size": group}
     )

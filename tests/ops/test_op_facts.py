@@ -229,6 +229,7 @@ def counted_by_torch(op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> 
 
 X = torch.randn
 INTEGERS = torch.tensor([[3, -7, 0, 127]] * 5, dtype=torch.int8)
+BLOCKS = torch.zeros(5, 210 + 106, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,7 @@ INTEGERS = torch.tensor([[3, -7, 0, 127]] * 5, dtype=torch.int8)
         (ops.linear, [X(2, 3, 4), X(5, 4), X(5)], {}),
         (ops.linear, [X(4), X(5, 4), None], {}),
         (ops.linear_int8, [X(2, 3, 4), INTEGERS, X(5, 1), None, X(5)], {}),
+        (ops.linear_int8, [X(2, 3, 384), BLOCKS, None, None, X(5)], {"format": "q6_k"}),
         (ops.einsum, [X(2, 3, 4), X(5, 4)], {"subscripts": "bsk,nk->bsn"}),
         (ops.conv1d, [X(2, 4, 9), X(6, 2, 3), X(6)], {"groups": 2, "stride": (2,)}),
         (ops.conv2d, [X(2, 3, 8, 9), X(5, 3, 3, 2), None], {}),

@@ -151,6 +151,22 @@ CASES = {
         "int8_activations_gated_product",
         {"format": "int4", "group_size": 4, "activation": "silu"},
     ),
+    "gate and up of integers in blocks": (
+        lambda x, q, b: gated_of(op.linear_int8(x, q, bias=b, format="q4_k")),
+        {
+            "x": spec.Tensor([N, 384], "float32"),
+            "q": spec.Tensor([F, 144 + 80], "uint8"),
+            "b": B,
+        },
+        "int8_activations_gated_product",
+        {"format": "q4_k", "activation": "silu"},
+    ),
+    "integers in blocks and a residual": (
+        lambda x, q, y: y + op.linear_int8(x, q, format="q6_k"),
+        {"x": spec.Tensor([N, 256], "float32"), "q": spec.Tensor([F, 210], "uint8"), "y": Y},
+        "int8_activations_product",
+        {"format": "q6_k"},
+    ),
     "integers and a residual": (
         lambda x, q, s, b, y: y + op.linear_int8(x, q, s, bias=b),
         {

@@ -209,6 +209,25 @@ def test_packing_adds_no_bytes():
         assert before == after, name
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_blocks_are_read_where_they_lie(gated):
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            self.proj = nn.Linear(256, 64, bias=False)
+            self.blocks = op.quantize_blocks(self.proj.weight, "q4_k")
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            y = op.linear_int8(x, self.blocks, format="q4_k")
+            gate, up = op.split(y, 2, -1)
+            return op.silu(gate) * up if gated else y
+
+    ir = Blocks().export({"forward": {"x": spec.Tensor(["n", 256], "float32")}})
+    ir = outline(lift_transform_params(ir, shared_transform=True))
+    of = f"int8_activations_{'gated_' * gated}product"
+    assert [f.attrs["region"] for f in ir.functions if f.kind == "fused"] == [of]
+    assert pack_weights(ir) is ir
+
+
 def test_a_weight_that_is_an_input_stays_as_it_is():
     class Given(nn.Module):
         def forward(self, x: nn.Tensor, w: nn.Tensor) -> nn.Tensor:

@@ -11,13 +11,13 @@ from nnfront_models import qwen3_moe
 from quantize_cases import exported, weights
 
 import nnfront as nn
-from nnfront import ops
+from nnfront import ops, spec
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.registry import backend_of
 from nnfront.cli import main
 from nnfront.errors import PassError
 from nnfront.passes import QuantScheme, lift_transform_params, quantize_activations, quantize_weights
-from nnfront.quant_format import FORMATS
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 
@@ -69,6 +69,33 @@ def test_each_product_multiplies_what_is_rounded_and_nothing_else_changes(format
     torch.testing.assert_close(session["plain"](x), y, rtol=1e-3, atol=1e-2 * float(y.abs().max()))
 
 
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
+def test_weights_in_blocks_are_multiplied_as_they_are_stored(format: str) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            self.up = nn.Linear(384, 5, bias=True)
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.up(x)
+
+    exported = Product().export({"forward": {"x": spec.Tensor(["n", 384], "float32")}})
+    plain = quantize_weights(exported, format)
+    ir = quantize_activations(plain)
+    assert str(quantize_activations(ir)) == str(ir)
+    assert str(quantize_activations.report(plain)) == "activations: int8 in 1 of 1 products"
+    (call,) = [b.value for b in ir["forward"].bindings if getattr(b.value, "op", None) is ops.linear_int8]
+    assert call.attrs == {"format": format}
+    assert call.args[2:4] == (None, None)
+    x, weight, bias = torch.randn(7, 384), torch.randn(5, 384), torch.randn(5)
+    session = nn.compile(lift_transform_params(ir, shared_transform=True)).load(
+        {"up.weight": weight, "up.bias": bias}
+    )
+    blocks = ops.quantize_blocks.run((weight,), {"format": format})
+    assert torch.equal(session.weights[f"up.weight.{format}"], blocks)
+    dense = ops.dequantize_blocks.run((blocks,), {"format": format, "dtype": "float32"})
+    torch.testing.assert_close(session["forward"](x), rounded(x) @ dense.T + bias, rtol=1e-4, atol=1e-3)
+
+
 def test_twice_is_once_and_a_module_without_products_of_integers_is_refused() -> None:
     once = quantize_activations(quantize_weights(exported(), "int8"))
     assert str(quantize_activations(once)) == str(once)
@@ -78,7 +105,7 @@ def test_twice_is_once_and_a_module_without_products_of_integers_is_refused() ->
         quantize_activations.report(floats).require_any()
     assert str(raised.value) == (
         "no product takes activations in int8\n  weights in fp8\n"
-        "  help: quantise weights to int8, int4 or uint4 on a target with a kernel for that, or leave activations as they are"
+        "  help: quantise weights to int8, int4, uint4, q4_k, q5_k or q6_k on a target with a kernel for that, or leave activations as they are"
     )
     with pytest.raises(PassError, match="there is none with a quantised weight"):
         quantize_activations.report(exported()).require_any()
@@ -111,9 +138,10 @@ def test_a_scheme_says_it_and_refuses_other_words() -> None:
 
 
 @pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
-def test_a_folder_is_read_so_and_says_it() -> None:
-    scheme = QuantScheme("int8", activations="int8")
-    llm, plain = (nn.LLM.load(SHIPPED, quant=quant) for quant in (scheme, "int8"))
+@pytest.mark.parametrize("format", ["int8", "q4_k"])
+def test_a_folder_is_read_so_and_says_it(format: str) -> None:
+    scheme = QuantScheme(format, activations="int8")
+    llm, plain = (nn.LLM.load(SHIPPED, quant=quant) for quant in (scheme, format))
     assert str(llm.quantized).endswith("; activations: int8 in 15 of 15 products")
     ids = torch.tensor([plain.tokenizer.encode("def main(path):\n    return path\n")])
     logits, expected = (each.logits(ids).float().log_softmax(-1) for each in (llm, plain))

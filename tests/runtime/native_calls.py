@@ -104,13 +104,17 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["columns"] = found["groups"] * pick.choice(sizes) if is_grouped else found["columns"]
         found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 6 else found["columns"]
     if kernel == "multiply_int8":
-        found["stored"] = pick.choice([0, 1, 4, 5])
+        found["stored"] = pick.choice([0, 1, 4, 5, 7, 8, 9])
         found["groups"] = pick.randint(1, 3) if found["stored"] else 1
         found["columns"] = (
             found["groups"] * pick.choice([32, 64, 128]) if found["stored"] else found["columns"]
         )
         found["scale_kind"] = pick.randint(0, 1)
         found["is_packed"] = pick.randint(0, 1)
+        if found["stored"] > 6:
+            columns = 128 * pick.randint(1, 5)
+            groups = columns // (16 if found["stored"] == 9 else 32)
+            found |= {"columns": columns, "groups": groups, "scale_kind": 0, "is_packed": 0}
         if found["is_packed"]:
             found |= {"outputs": 16 * pick.randint(1, 2), "columns": -(-found["columns"] // 4) * 4}
     return found

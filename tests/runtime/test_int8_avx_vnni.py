@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The set `avx2_vnni` on processors without AVX-VNNI: AVX512 has its one instruction under another encoding, which is put in its place in what the compiler wrote."""
+"""The set `avx2_vnni` on processors without AVX-VNNI: AVX512 has its instructions under other encodings, which are put in their place in what the compiler wrote."""
 
 import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import int8_case
 import pytest
-import test_int8_product as product
 import torch
 from extension_of import extension_of
+from int8_case import WAYS, Case, columns_for
 
 from nnfront.backends.cpu import extension
 
@@ -26,7 +27,7 @@ BASE = """
 static bool runs(void) { return true; }
 const Kernels kernels_avx2 = {.set = "avx2", .runs = runs};
 """
-VEX, EVEX = "{vex} vpdpbusd", "{evex} vpdpbusd"
+INSTRUCTIONS = "vpdpbusd", "vpdpwssd"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def native(tmp_path_factory) -> ModuleType:
     )
     change(folder / "set_avx2_vnni.c", "#define RUNS has_avx_vnni()", "#define RUNS true")
     subprocess.run(["gcc", "-O1", "-fPIC", "-S", "set_avx2_vnni.c"], check=True, cwd=folder)
-    change(folder / "set_avx2_vnni.s", VEX, EVEX)
+    for name in INSTRUCTIONS:
+        change(folder / "set_avx2_vnni.s", f"{{vex}} {name}", f"{{evex}} {name}")
     (folder / "base.c").write_text(BASE)
     return extension_of(folder, ("module.c", "base.c", "set_avx2_vnni.s"))
 
@@ -52,11 +54,13 @@ def change(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after))
 
 
-@pytest.mark.parametrize(("name", "group"), product.WAYS, ids=str)
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
 def test_bytes_by_fours_of_32_at_a_time_give_the_bits_of_those_in_pairs(native, monkeypatch, name, group):
     torch.manual_seed(0)
-    case = product.Case(name, group, 70, 704 if group in (None, 32) else 640, 37, is_wide=True)
+    case = Case(name, group, 70, columns_for(name, group, 704), 37, is_wide=True)
+    extension.NATIVE.use_set("avx2")  # which has vectors of as many bytes
     expected = case.run(case.x)
-    monkeypatch.setattr(product, "NATIVE", native)
+    extension.NATIVE.use_set(extension.NATIVE.sets[0])
+    monkeypatch.setattr(int8_case, "NATIVE", native)
     for rows in (1, 2, 3, 4, 5, 7, 16, 17, 70):
         assert torch.equal(case.run(case.x[:rows].clone()), expected[:rows]), rows

@@ -1,110 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of integers, by the kernel in C, against float64; what rows become is said in plain words here."""
+"""Products of integers, by the kernel in C, against float64, and by sessions against the op's reference."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int8_case import BESIDE, BLOCKS, HALF_BLOCK, WAYS, Case, columns_for, rounded
 from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op, ops, spec
 from nnfront.backends.cpu.activations import ACTIVATIONS, GATES, NO_ACTIVATION
-from nnfront.backends.cpu.extension import NATIVE, work_bytes
-from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as
-from nnfront.quant_format import FORMATS
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.passes.quantizing.scheme import named
 
 pytestmark = [
     pytest.mark.usefixtures("instructions"),
     pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
 ]
-WAYS = [("int8", None)] + [(name, group) for name in ("int8", "int4", "uint4") for group in GROUPS]
-GUARD = 64
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Integers from -127 to 127 times a scale, which the largest element of the row says."""
-    scale = x.float().abs().amax(1, keepdim=True) / 127
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (x.float() / scale).round().double() * scale.double()
-
-
-def in_panels(x: torch.Tensor | None, word: int) -> torch.Tensor | None:
-    """Of 16 rows so many bytes of the first, of the second and so on, and then what follows of each."""
-    if x is None:
-        return None
-    words = [row.reshape(-1, word).unbind() for row in x]
-    panels = [words[first : first + 16] for first in range(0, len(words), 16)]
-    return torch.cat([of_row for panel in panels for at in zip(*panel, strict=True) for of_row in at]).view(
-        x.shape
-    )
-
-
-class Case:
-    """Operands, and the weight that they stand for."""
-
-    def __init__(
-        self, name: str, group: int | None, rows: int, columns: int, outputs: int, *, is_wide: bool
-    ) -> None:
-        self.format = replace(FORMATS[name], group_size=group)
-        self.groups = columns // group if group else 1
-        self.x = torch.randn(rows, columns).bfloat16()
-        scales = torch.rand(outputs, self.groups) / 8 + 0.01
-        self.scales = scales if is_wide else scales.bfloat16()
-        self.zeros = None
-        if name == "int8":
-            self.weight = torch.randint(-128, 128, (outputs, columns)).to(torch.int8)
-            numbers = self.weight.double()
-        else:
-            self.weight = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8)
-            numbers = torch.stack([self.weight % 16, self.weight // 16], -1).flatten(1).double()
-            numbers = numbers if name == "uint4" else (numbers + 8) % 16 - 8
-        if name == "uint4":
-            self.zeros = torch.randint(0, 256, (outputs, self.groups), dtype=torch.uint8)
-            numbers -= self.zeros.double().repeat_interleave(columns // self.groups, 1)
-        self.dense = numbers * self.scales.double().repeat_interleave(columns // self.groups, 1)
-
-    def run(
-        self,
-        x: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        added: torch.Tensor | None = None,
-        gate: int = NO_ACTIVATION,
-        *,
-        is_packed: bool = False,
-    ) -> torch.Tensor:
-        """The product, of gates the gated one, its result between bytes that must stay as they are; in the packed order of weights that of the same numbers."""
-        (rows, columns), outputs = x.shape, len(self.weight) // (1 + (gate != NO_ACTIVATION))
-        work = torch.full(
-            (work_bytes("multiply_int8", {"rows": rows, "columns": columns, "groups": self.groups}),),
-            0xFF,
-            dtype=torch.uint8,
-        )
-        beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
-        sizes = stored_as(self.format), rows, columns, outputs, self.groups
-        kind = SCALE_KINDS[self.scales.dtype]
-        stored = self.weight, self.scales, self.zeros
-        if is_packed:
-            stored = in_panels(self.weight, 4), in_panels(self.scales, 1), in_panels(self.zeros, 1)
-        operands = *stored, x, bias, added, work, beside[GUARD:]
-        NATIVE.multiply_int8(*sizes, kind, gate, is_packed, 2, *operands)
-        assert (beside[:GUARD] == 7).all()
-        assert (beside[-GUARD:] == 7).all()
-        return beside[GUARD:-GUARD].view(rows, outputs)
-
-    def check(self, y: torch.Tensor, exact: torch.Tensor) -> None:
-        sizes = self.x.double().abs() @ self.dense.abs().T
-        assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
     name, group = data.draw(st.sampled_from(WAYS))
-    columns = group * data.draw(st.integers(1, 9)) if group else data.draw(st.integers(1, 1100))
+    step = HALF_BLOCK if (name, group) in BLOCKS else group or 1
+    columns = step * data.draw(st.integers(1, 9 if group else 1100))
     rows = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 13, 16, 31]))
     outputs = data.draw(st.integers(1, 37))
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -121,13 +44,12 @@ def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
 @pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
 def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs, gate):
     torch.manual_seed(0)
-    case = Case(name, group, 81, 640, 2 * outputs, is_wide=False)
-    case.scales, case.dense = case.scales / 64, case.dense / 64
+    case = Case(name, group, 81, 640, 2 * outputs, is_wide=outputs > 16, size=1 / 64)
     bias = torch.randn(2 * outputs).bfloat16()
     product = rounded(case.x) @ case.dense.T + bias.double()
     before, after = product.chunk(2, -1)
     expected = ACTIVATIONS[gate](before.clone()) * after
-    sizes = case.x.double().abs() @ case.dense.abs().T + bias.double().abs()
+    sizes = case.x.double().abs() @ case.terms.T + bias.double().abs()
     slack = (before.abs() + 1) * sizes[:, outputs:] + (after.abs() + 1) * 2 * sizes[:, :outputs]
     for rows in (1, 3, 8, 17, 64, 81):
         y = case.run(case.x[:rows].clone(), bias, gate=GATES.index(gate))
@@ -142,11 +64,10 @@ def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs,
 
 
 @pytest.mark.parametrize("gate", [NO_ACTIVATION, 0])
-@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
 def test_packed_weights_give_the_same_bits(name, group, gate):
     torch.manual_seed(0)
-    columns = 672 if group in (None, 32) else 640
-    case = Case(name, group, 65, columns, 64, is_wide=group == 128)
+    case = Case(name, group, 65, columns_for(name, group, 672), 64, is_wide=group == 128)
     bias = torch.randn(64).bfloat16()
     for rows in (1, 2, 3, 7, 12, 13, 15, 16, 17, 33, 48, 49, 65):
         x = case.x[:rows].clone()
@@ -174,8 +95,8 @@ def test_rows_are_rounded_as_divisions_are(size):
 @pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
 def test_a_row_is_the_same_bits_alone_and_among_many(name, group):
     torch.manual_seed(0)
-    columns = 672 if group in (None, 32) else 640  # what vectors divide, and what they do not
-    case = Case(name, group, 540, columns, 21, is_wide=False)
+    # What vectors divide, and what they do not.
+    case = Case(name, group, 540, columns_for(name, group, 672), 21, is_wide=False)
     together = case.run(case.x)
     case.check(together, rounded(case.x) @ case.dense.T)
     for row in (0, 11, 12, 527, 528, 539):
@@ -184,10 +105,12 @@ def test_a_row_is_the_same_bits_alone_and_among_many(name, group):
         assert torch.equal(case.run(case.x[:rows].clone()), together[:rows])
 
 
-@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "group"), BESIDE, ids=str
+)  # sums over blocks are added up in as many lanes as a set has
 def test_sets_that_round_products_and_sums_once_give_the_same_bits(instructions, name, group):
     torch.manual_seed(0)
-    case = Case(name, group, 21, 704 if group in (None, 32) else 640, 37, is_wide=True)
+    case = Case(name, group, 21, columns_for(name, group, 704), 37, is_wide=True)
     of_rows = {}
     for of_set in (name for name in NATIVE.sets if name != "portable"):
         NATIVE.use_set(of_set)
@@ -197,9 +120,10 @@ def test_sets_that_round_products_and_sums_once_give_the_same_bits(instructions,
         assert torch.equal(found, of_rows[NATIVE.sets[0]]), of_set
 
 
-def test_rows_of_zeros_are_zeros_and_what_is_not_finite_is_its_own_row_alone():
+@pytest.mark.parametrize(("name", "group"), [("int4", 32), *BLOCKS], ids=str)
+def test_rows_of_zeros_are_zeros_and_what_is_not_finite_is_its_own_row_alone(name, group):
     torch.manual_seed(0)
-    case = Case("int4", 32, 16, 64, 18, is_wide=True)
+    case = Case(name, group, 16, columns_for(name, group, 64), 18, is_wide=True)
     plain = case.run(case.x)
     case.x[3], case.x[5, 7], case.x[14, 0] = 0, torch.inf, torch.nan
     y = case.run(case.x)
@@ -212,8 +136,7 @@ def test_rows_of_zeros_are_zeros_and_what_is_not_finite_is_its_own_row_alone():
 @pytest.mark.parametrize("size", [1e-30, 3e38])
 def test_rows_of_any_size_are_rounded_by_their_own(size):
     torch.manual_seed(0)
-    case = Case("int8", None, 3, 96, 17, is_wide=True)
-    case.scales, case.dense = case.scales * 2.0**-20, case.dense * 2.0**-20  # so that sums are finite
+    case = Case("int8", None, 3, 96, 17, is_wide=True, size=2.0**-20)  # so that sums are finite
     case.x[1] = (case.x[1].float() / case.x[1].float().abs().max() * size).bfloat16()
     case.check(case.run(case.x), rounded(case.x) @ case.dense.T)
 
@@ -222,27 +145,31 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
     y = torch.full((512,), torch.nan)
 
     def call(
-        stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4, *, is_packed: bool = False
+        stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4, *, packed: int = 0
     ) -> None:
+        outputs = packed or 4
         operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
         NATIVE.multiply_int8(
-            *(stored, 1, columns, 4, groups, kind, gate, is_packed, 1),
+            *(stored, 1, columns, outputs, groups, kind, gate, packed > 0, 1),
             *(*operands, None, None, torch.zeros(4096), y),
         )
 
-    for stored in (2, 3, 6, 7):
+    for stored in (2, 3, 6):
         with pytest.raises(ValueError, match=f"integers of a weight, got {stored}"):
             call(stored, 128, 1 if stored != 6 else 4)
+    with pytest.raises(ValueError, match="0 to 9 for how values are stored, got 10"):
+        call(10, 128, 4)
+    with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
+        call(7, 64, 2)
     with pytest.raises(ValueError, match="scales that are floats, got 2"):
         call(0, 64, 1, 2)
     with pytest.raises(ValueError, match="0 to 4 for gates, got 5"):
         call(0, 64, 1, 0, 5)
     with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 64 columns"):
         call(1, 64, 3)
-    with pytest.raises(
-        ValueError, match="a multiple of 16 outputs, of 4 bytes or a multiple of that, got 4 x 64"
-    ):
-        call(0, 64, 1, is_packed=True)
+    for stored, columns, groups, outputs in ((0, 64, 1, 4), (7, 128, 4, 16)):
+        with pytest.raises(ValueError, match=f"of 4 bytes or a multiple of that, got {outputs} x {columns}"):
+            call(stored, columns, groups, packed=outputs)
     assert y.isnan().all()
 
 
@@ -264,7 +191,7 @@ class Product(nn.Module):
         return op.relu(self.up(x))
 
 
-@pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "uint4:64"])
+@pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "uint4:64", "q4_k", "q6_k"])
 @pytest.mark.parametrize("outputs", [40, 48])
 @pytest.mark.parametrize("rows", [1, 5, 70])
 def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows, outputs):
@@ -274,17 +201,15 @@ def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows, ou
     ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     (product, _) = executable.program.methods["forward"].body.instructions
-    assert product.kernel == ("packed_" if outputs % 16 == 0 else "") + "int8_activations_product"
+    known = named(format)
+    is_packed = outputs % 16 == 0 and known.block is None
+    assert product.kernel == ("packed_" if is_packed else "") + "int8_activations_product"
     torch.manual_seed(rows)
     weights = {"up.weight": torch.randn(outputs, 128).bfloat16(), "up.bias": torch.randn(outputs).bfloat16()}
     x = torch.randn(rows, 2, 128).bfloat16()
     session = executable.load(weights)
-    names = format.partition(":")[0], "scales", "zero_points"
-    parts = [as_stored(session, f"up.weight.{name}") for name in names]
-    attrs = {"format": format.partition(":")[0], "group_size": FORMATS["int8"].group_size}
-    attrs["group_size"] = (
-        int(group) if (group := format.partition(":")[2]) else FORMATS[attrs["format"]].group_size
-    )
+    parts = [as_stored(session, f"up.weight.{name}") for name in (known.name, "scales", "zero_points")]
+    attrs = {"format": known.name, "group_size": None if known.block else known.group_size}
     expected = ops.linear_int8.run((x, *parts, weights["up.bias"]), attrs).relu()
     torch.testing.assert_close(session["forward"](x), expected, rtol=2**-7, atol=0.02)
     assert torch.equal(
@@ -304,7 +229,7 @@ class FeedForward(nn.Module):
 @pytest.mark.parametrize("is_wide", [False, True])
 @pytest.mark.parametrize(
     ("format", "inner", "outputs"),
-    [("int8", 64, 48), ("int8", 72, 40), ("int4", 64, 48), ("int4", 96, 40)],
+    [("int8", 64, 48), ("int8", 72, 40), ("int4", 64, 48), ("int4", 96, 40), ("q4_k", 128, 40)],
 )
 @pytest.mark.parametrize(("act", "activate"), [(op.silu, F.silu), (op.gelu, F.gelu), (op.relu, F.relu)])
 @pytest.mark.parametrize("rows", [1, 5, 70, 2100])
@@ -320,13 +245,15 @@ def test_gates_and_residuals_are_those_of_the_ops_one_by_one(
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     kernels = {run.kernel for run in executable.program.methods["forward"].body.instructions}
     ends = ("gated_product", inner), ("product", outputs)
-    assert {f"{'' if size % 16 else 'packed_'}int8_activations_{end}" for end, size in ends} <= kernels
+    known = named(format)
+    is_packed = {size: size % 16 == 0 and known.block is None for _, size in ends}
+    assert {f"{'packed_' * is_packed[size]}int8_activations_{end}" for end, size in ends} <= kernels
     torch.manual_seed(rows)
     shapes = {"both.weight": (2 * inner, 128), "both.bias": (2 * inner,)}
     shapes |= {"down.weight": (outputs, inner), "down.bias": (outputs,)}
     weights = {name: torch.randn(shape).bfloat16() for name, shape in shapes.items()}
     session = executable.load(weights)
-    attrs = {"format": format, "group_size": FORMATS[format].group_size}
+    attrs = {"format": format, "group_size": None if known.block else known.group_size}
 
     def product(name: str, x: torch.Tensor) -> torch.Tensor:
         stored = [as_stored(session, f"{name}.weight.{part}") for part in (format, "scales")]

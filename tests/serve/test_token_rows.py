@@ -39,7 +39,7 @@ SMALL = {
     "max_position_embeddings": 256,
 }
 QUANTS = ["int8", "int4", "uint4", "fp8", "nvfp4", "mxfp4", "q4_k", "q6_k"]
-INTEGERS = nn.passes.QuantScheme("int4", activations="int8")
+INTEGERS = [nn.passes.QuantScheme(name, activations="int8") for name in ("int4", "q4_k")]
 LONG = [37, 5, 18]
 """How many tokens three sequences have."""
 
@@ -110,7 +110,7 @@ def random_pieces(random_: random.Random) -> list[dict[int, int]]:
     ("model_type", "quant"),
     few_of([(model, None) for model in ("shipped", "gemma2", "qwen3", "olmo2")], 2)
     + few_of([("shipped", quant) for quant in QUANTS], 2)
-    + [pytest.param("shipped", INTEGERS, id="shipped-int4-activations-int8")],
+    + [pytest.param("shipped", quant, id=f"shipped-{quant.format}-activations-int8") for quant in INTEGERS],
 )
 def test_every_token_has_the_bits_that_it_has_alone_however_sequences_are_cut(
     loaded: Any, model_type: str, quant: Any

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of integers on a CPU (`c/int8_product.c`): weights in 8 or 4 bits with activations that are rounded to 8 bits, of any number of rows.
+"""Products of integers on a CPU (`c/int8_product.c`): weights in 8 or 4 bits, or in blocks, with activations that are rounded to 8 bits, of any number of rows.
 
-Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], bias [outputs].
+Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], or blocks [outputs, bytes] without these; bias [outputs].
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _product(run: Run) -> Run:
 
 def _format(run: Run) -> QuantFormat:
     attrs = _product(run).attrs
-    return replace(FORMATS[attrs["format"]], group_size=attrs["group_size"])
+    known = FORMATS[attrs["format"]]
+    return known if known.block else replace(known, group_size=attrs["group_size"])
 
 
 def _accepts(refuses: Callable[[QuantFormat, str], str], run: Run, context: Context) -> str:
@@ -70,7 +71,7 @@ def _write(
     run: Run,
     x: Value,
     weight: Value,
-    scales: Value,
+    scales: Value | None,
     zeros: Value | None,
     bias: Value | None,
     residual: Value | None = None,
@@ -86,14 +87,15 @@ def _write(
     rows, groups = prod(x.shape[:-1]), columns // group if group else 1
     demand(rows > 0 and columns > 0, "there are no rows")
     demand_bfloat16(x=x, bias=bias, residual=residual)
-    demand(scales.dtype in (torch.bfloat16, torch.float32), f"scales are {scales.dtype}")
+    scale_dtype = torch.bfloat16 if scales is None else scales.dtype
+    demand(scale_dtype in (torch.bfloat16, torch.float32), f"scales are {scale_dtype}")
     shape = (*x.shape[:-1], outputs)
     demand(residual is None or residual.shape == shape, "the residual is broadcast")
     gate = activation_number(run)
     if gate is None:
         raise Refused(f"there is no {run.attrs['activation']} in the kernel")
     y = builder.make(run.outputs[0], shape)
-    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], gate, is_packed
+    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scale_dtype], gate, is_packed
     builder.call("multiply_int8", *sizes, builder.threads, weight, scales, zeros, x, bias, residual, y)
     return (y,)
 

@@ -29,7 +29,7 @@ class QuantScheme:
             measured error, so that all together take no more than 4.5 bits for an element
     head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
-    activations  `int8`: what weights in integers are multiplied with is rounded to 8 bits as well (`quantize_activations`), for whole folders; `format` may be `keep` then
+    activations  `int8`: what weights in integers, or in blocks of them, are multiplied with is rounded to 8 bits as well (`quantize_activations`), for whole folders; `format` may be `keep` then
     calibration  a file that `nnfront.calibrate` wrote, for whole folders: weights are rounded by the inputs that they are multiplied with on some text
     """
 

@@ -109,40 +109,54 @@ typedef struct {
     Floats vectors[FACTORS / FLOATS];
 } Factors;
 
+// FLOATS of the factors of a block, from one on, as they were unpacked.
+FAST INLINE Ints factors_from(const uint8_t *integers, const Stored how, const int first) {
+#if AVX512
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)integers);
+    return (Ints)(has_minima(how) ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes));
+#else
+    return has_minima(how) ? (Ints)bytes_there(integers + first, FLOATS) : signed_bytes(integers + first);
+#endif
+}
+
+FAST INLINE float d_of(const uint8_t *block, const Stored how) { return of_half(block + (has_minima(how) ? 0 : 208)); }
+
 // The factors of a block, each times d or, of minima, dmin.
 FAST INLINE Factors factors_of(const uint8_t *block, const Stored how) {
     Factors found;
     uint8_t integers[FACTORS];
     integer_factors(block, how, integers);
-    const float d = of_half(block + (has_minima(how) ? 0 : 208)), dmin = has_minima(how) ? of_half(block + 2) : d;
+    const float d = d_of(block, how), dmin = has_minima(how) ? of_half(block + 2) : d;
 #pragma GCC unroll 4
     for (int i = 0; i < FACTORS; i += FLOATS) {
 #if AVX512
-        const __m128i bytes = _mm_loadu_si128((const __m128i *)integers);
-        const Ints values = (Ints)(has_minima(how) ? _mm512_cvtepu8_epi32(bytes) : _mm512_cvtepi8_epi32(bytes));
         const Floats by = _mm512_mask_mov_ps(all(d), 0xFF00, all(dmin));
 #else
-        const Ints values = has_minima(how) ? (Ints)bytes_there(integers + i, FLOATS) : signed_bytes(integers + i);
         const Floats by = all(i < 8 ? d : dmin);
 #endif
-        found.vectors[i / FLOATS] = __builtin_convertvector(values, Floats) * by;
+        found.vectors[i / FLOATS] = __builtin_convertvector(factors_from(integers, how, i), Floats) * by;
     }
     return found;
 }
 
-// For each lane of a vector of quantised values the scale of its group; `places` says how far it is from that of the first lane.
-FAST INLINE Floats scales_of(const Factors *of, const Stored how, const int half, const int vector, const int is_high, Ints places) {
+// For each lane of a vector of quantised values the factor of its group, of all those of a block; `places` says how far it is from that of the first lane.
+FAST INLINE Bits by_groups(const Bits *factors, const Stored how, const int half, const int vector, const int is_high, Ints places) {
     const int first = has_minima(how) ? 4 * half + 2 * (vector * VECTOR / 32) + is_high : 8 * half + 4 * is_high + vector * VECTOR / 16;
 #if AVX512
-    return _mm512_permutexvar_ps((__m512i)(places + first), of->vectors[0]);
+    return (Bits)_mm512_permutexvar_epi32((__m512i)(places + first), (__m512i)factors[0]);
 #else
-    float each[FACTORS];
-    memcpy(each, of->vectors, sizeof each);
+    uint32_t each[FACTORS];
+    memcpy(each, factors, sizeof each);
 #if AVX2
-    if (!has_minima(how)) return _mm256_blend_ps(all(each[first]), all(each[first + 1]), 0xF0);
+    if (!has_minima(how)) return (Bits)_mm256_blend_epi32((__m256i)(each[first] - (Bits){0}), (__m256i)(each[first + 1] - (Bits){0}), 0xF0);
 #endif
-    return all(each[first]);
+    return each[first] - (Bits){0};
 #endif
+}
+
+// The same of scales.
+FAST INLINE Floats scales_of(const Factors *of, const Stored how, const int half, const int vector, const int is_high, Ints places) {
+    return (Floats)by_groups((const Bits *)of->vectors, how, half, vector, is_high, places);
 }
 
 FAST INLINE Ints places_of(const Stored how) {

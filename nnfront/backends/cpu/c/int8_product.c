@@ -10,7 +10,7 @@
 #include <math.h>
 
 #include "activation.h"
-#include "quantized_values.h"
+#include "blocks.h"
 
 // Rows of x that are multiplied at once: as many sums as there are registers for.
 #if REGISTERS == 32 || BYTES_BY_FOURS
@@ -40,6 +40,7 @@ enum {
 #else
     BYTES_MORE = 128,  // what a weight in bytes is multiplied as is more than it
 #endif
+    BLOCK_OF_X = BLOCK + FACTORS * FOUR,  // bytes of a row that meet a block: integers, and what sums of groups are multiplied as
 };
 
 typedef int8_t Rounded;
@@ -54,6 +55,7 @@ typedef struct {
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
     Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
+    Py_ssize_t next;           // quantised values from a row to the next one where rows lie one after the other
     Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates
     bool is_few, is_tiled;
     bool in_words;             // whether quantised values are words, the first and third of four neighbours ahead of the others: they are multiplied with words of a weight
@@ -79,6 +81,26 @@ INLINE Py_ssize_t place_in_tile(Py_ssize_t four, Py_ssize_t row) { return (four 
 // Where the sum of a part of a row lies.
 INLINE Py_ssize_t place_of_sum(const Int8 *p, Py_ssize_t row, Py_ssize_t part) {
     return p->is_tiled ? (row / OF_TILE * p->parts + part) * OF_TILE + row % OF_TILE : row * p->parts + part;
+}
+
+// Where 16 columns from one on, a multiple of that, lie in a block of a row.
+INLINE Py_ssize_t place_in_block(const Stored how, Py_ssize_t column) {
+    const Py_ssize_t half = column / HALF, in_half = column % HALF;
+    const Py_ssize_t is_high = has_minima(how) ? in_half / 32 % 2 : in_half / 64, byte = has_minima(how) ? in_half / 64 * 32 + in_half % 32 : in_half % 64;
+    return ((half * IN_HALF + byte / VECTOR) * 2 + is_high) * VECTOR + byte % VECTOR;
+}
+
+// Write what the sum of a group of a row is multiplied as behind a block of the row: a float with minima, else a number that takes 32 from each quantised value, half of it twice where
+// neighbours are multiplied.
+INLINE void store_sum_of_group(const Stored how, int32_t sum, Rounded *behind, Py_ssize_t group) {
+#if AVX512 || AVX2
+    const int16_t half = (int16_t)(-16 * sum), less[2] = {half, half};
+#else
+    const int32_t less[1] = {-32 * sum};
+#endif
+    const float whole = (float)sum;
+    if (has_minima(how)) memset(behind + group * FOUR, 0, FOUR), memcpy(behind + (FACTORS / 2 + group) * FOUR, &whole, FOUR);
+    else memcpy(behind + group * FOUR, less, FOUR);
 }
 
 // What integers of a weight are more than the weight's, where that is the same for all outputs.
@@ -113,6 +135,7 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
     }
     const bool is_finite = most < 0x7F80, is_divided = most < LEAST_INVERTED;
     const bool is_summed = !p->is_tiled || !has_one_offset(p);
+    const Stored how = (Stored)p->n->stored;
     const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f, inverse = 1.0f / scale;
     p->scales[row] = scale;
     for (Py_ssize_t part = 0, first = 0; first < p->padded; part++) {
@@ -131,6 +154,10 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
             }
             Rounded ordered[STEP];
             in_order(quantized, is_four_bits, ordered);
+            if (in_blocks(how)) {
+                memcpy(to + first / BLOCK * BLOCK_OF_X + place_in_block(how, first % BLOCK), ordered, sizeof ordered);
+                continue;
+            }
             if (p->is_tiled) {
                 memcpy(to + place_in_tile(first / FOUR, at) * FOUR, ordered, sizeof ordered);
                 continue;
@@ -145,8 +172,9 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         }
         int32_t all_of = 0;
         for (int i = 0; i < FLOATS; i++) all_of += sum[i];
-        if (!is_summed || part >= p->parts) continue;
-        if (!has_one_offset(p)) p->sums[place_of_sum(p, row, part)] = (float)all_of;
+        if (in_blocks(how)) store_sum_of_group(how, all_of, to + (first - 1) / BLOCK * BLOCK_OF_X + BLOCK, part % (BLOCK / p->length));
+        else if (!is_summed || part >= p->parts) continue;
+        else if (!has_one_offset(p)) p->sums[place_of_sum(p, row, part)] = (float)all_of;
         else p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
     }
 }
@@ -159,8 +187,8 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end) {
                 const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
-                Rounded *to = p->quantized + row * p->padded * bytes_of_rounded(p);
-                if (p->n->stored >= INT4_GROUPS) round_row(p, true, x, row + i, to, rows, i);
+                Rounded *to = p->quantized + row * p->next;
+                if (p->n->stored >= INT4_GROUPS && !in_blocks((Stored)p->n->stored)) round_row(p, true, x, row + i, to, rows, i);
                 else round_row(p, false, x, row + i, to, rows, i);
             }
     }
@@ -296,7 +324,7 @@ FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t 
                     memcpy(of + 1, x + FOUR * (are_words ? 2 * row + 1 : (halves - 1) * rows + row), FOUR);
                     const Bits with[2] = {(Bits)(of[0] - (Ints){0}), (Bits)(of[1] - (Ints){0})};
                     if (are_words) {
-                        products[0][i] += words_by_words(first, with[0]) + words_by_words(second, with[1]);
+                        products[0][i] = plus_neighbours(plus_neighbours(products[0][i], (Words)first, (Words)with[0]), (Words)second, (Words)with[1]);
                         continue;
                     }
                     low[i] = plus_pairs(low[i], first, with[0]);
@@ -343,7 +371,7 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, Py_ssize_t
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors) {
     const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
     const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
-    const Rounded *x = p->quantized + (row * p->padded + first * rows) * bytes_of_rounded(p);
+    const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
     Floats sums[IN_BLOCK * IN_PANEL];
 #pragma GCC unroll 12
     for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + i % rows * OF_PANEL + i / rows * FLOATS) : all(0.0f);
@@ -388,6 +416,8 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #if BYTES_BY_FOURS || BYTES_BY_PAIRS
 #include "int8_gemv.h"
 #endif
+
+#include "int8_blocks.h"
 
 #if HAS_TILES
 #include "int8_tiles.h"
@@ -458,24 +488,28 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     const Stored how = (Stored)n->stored;
     const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
-    if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
+    if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS && !in_blocks(how)) return refused("integers of a weight, got %zd", n->stored);
     if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
-    if (n->is_packed && (n->outputs % OF_PANEL || bytes_of(how, n->columns) % FOUR))
+    if (n->is_packed && (in_blocks(how) || n->outputs % OF_PANEL || bytes_of(how, n->columns) % FOUR))
         return refused("a packed weight has a multiple of %d outputs, of %d bytes or a multiple of that, got %zd x %zd", OF_PANEL, FOUR, n->outputs, n->columns);
-    Int8 p = {.n = n, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
+    const Py_ssize_t length = how == INT8 ? (Py_ssize_t)CHUNK : in_blocks(how) ? BLOCK / (has_minima(how) ? FACTORS / 2 : FACTORS) : n->columns / n->groups;
+    if (in_blocks(how) && n->groups != n->columns / length) return refused("groups of %zd columns, got %zd of %zd columns", length, n->groups, n->columns);
+    Int8 p = {.n = n, .length = length, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP, each = OF_PANEL;  // columns that are multiplied at once, outputs
+    if (in_blocks(how)) p.is_few = true, outputs = outputs_of(how), each = FLOATS, whole = BLOCK;
 #if HAS_TILES
-    if (n->rows >= (n->is_packed ? IN_BLOCK + 1 : LEAST_TILED) && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
+    else if (n->rows >= (n->is_packed ? IN_BLOCK + 1 : LEAST_TILED) && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
 #if BYTES_BY_FOURS || BYTES_BY_PAIRS
-    if (!p.is_tiled && !n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), each = FLOATS, whole = VECTOR * (1 + (how >= INT4_GROUPS));
+    else if (!n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), each = FLOATS, whole = VECTOR * (1 + (how >= INT4_GROUPS));
 #endif
 #if !BYTES_BY_FOURS
-    p.in_words = !BYTES_BY_PAIRS || (how < INT4_GROUPS && !p.is_few && !lies_packed(&p, n->rows));
+    p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !p.is_few && !lies_packed(&p, n->rows)));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
+    p.next = in_blocks(how) ? p.padded / BLOCK * BLOCK_OF_X : p.padded * bytes_of_rounded(&p);
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;

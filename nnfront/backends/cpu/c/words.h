@@ -315,24 +315,35 @@ FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)weight, (__m256i)x);
 #endif
 }
-#elif BYTES_BY_PAIRS
-// What two products of bytes add to each sum of 16 bits; those of the weight are from 0 to 15, so that eight times as much is exact.
-FAST INLINE Words plus_pairs(Words sum, Bits weight, Bits x) {
+#endif
+
+#if AVX512 || AVX2
+// Sums of two products of bytes, in 16 bits; those of the weight have no sign.
+FAST INLINE Words pairs_of_bytes(Bits weight, Bits x) {
 #if AVX512
-    return sum + (Words)_mm512_maddubs_epi16((__m512i)weight, (__m512i)x);
+    return (Words)_mm512_maddubs_epi16((__m512i)weight, (__m512i)x);
 #else
-    return sum + (Words)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
+    return (Words)_mm256_maddubs_epi16((__m256i)weight, (__m256i)x);
 #endif
 }
 
-// Sums of two products of neighbours of 16 bits.
-FAST INLINE Ints words_by_words(Bits x, Bits y) {
-#if AVX512
-    return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+// What two products of neighbours of 16 bits add to each sum.
+FAST INLINE Ints plus_neighbours(Ints sum, Words x, Words y) {
+#if AVX512 && BYTES_BY_FOURS
+    return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)y);
+#elif AVX512
+    return sum + (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif BYTES_BY_FOURS
+    return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)y);
 #else
-    return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+    return sum + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
 #endif
 }
+#endif
+
+#if BYTES_BY_PAIRS
+// What two products of bytes add to each sum of 16 bits; those of the weight are from 0 to 15, so that eight times as much is exact.
+FAST INLINE Words plus_pairs(Words sum, Bits weight, Bits x) { return sum + pairs_of_bytes(weight, x); }
 
 // A number of 16 bits in all lanes, which compilers do not know: they would make it anew where it is used.
 FAST INLINE Words in_all(uint16_t number) {
@@ -341,15 +352,28 @@ FAST INLINE Words in_all(uint16_t number) {
     return numbers;
 }
 
-// What neighbours of 16 bits, times a number, add to each sum.
-FAST INLINE Ints plus_neighbours(Ints sum, Words of, Words number) { return sum + words_by_words((Bits)of, (Bits)number); }
-
 // What four products of bytes add to each sum; those of the weight have no sign.
 FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
     const Words none = {0};
     sum = plus_neighbours(sum, plus_pairs(none, weight & 0x0F0F0F0F, x), in_all(1));
     return plus_neighbours(sum, plus_pairs(none, weight >> 4 & 0x0F0F0F0F, x), in_all(16));
 }
+#endif
+
+#if !BYTES_BY_FOURS && !BYTES_BY_PAIRS
+// What four products of bytes add to each sum; those of the weight have no sign.
+FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) sum += (Ints)(weight >> 8 * i & 255) * ((Ints)(x << (24 - 8 * i)) >> 24);
+    return sum;
+}
+#endif
+
+// A factor, or a number of 16 bits that is multiplied with it, as lanes hold them: neighbours are multiplied where an instruction does that.
+#if AVX512 || AVX2
+FAST INLINE Ints plus_scaled(Ints sum, Bits scales, Bits of) { return plus_neighbours(sum, (Words)scales, (Words)of); }
+#else
+FAST INLINE Ints plus_scaled(Ints sum, Bits scales, Bits of) { return sum + (Ints)scales * (Ints)of; }
 #endif
 
 // VECTOR bytes, zero behind the first `count`.
