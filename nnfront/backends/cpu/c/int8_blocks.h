@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows, rounded to 8 bits, times a weight in blocks as GGUF has them, one output after the other (part of `int8_product.c`).
 //
-// Rows are brought into the order in which the bits of a block come apart (`blocks.h`). What four neighbours add is multiplied with the scale of their group, as integers, so that each lane has
-// one exact sum of a block, which d multiplies; lanes are added up behind the last block. Minima, and what values of 6 bits are more than numbers, are taken from sums of x over groups, which lie
-// behind each block of a row. Few rows meet a block as it comes apart, more of them outputs that have come apart before: to the same bits.
+// Rows are brought into the order in which a block is unpacked (`blocks.h`). What four neighbours add is multiplied with the scale of their group, as integers, so that each lane has one exact
+// sum of a block, which d multiplies; lanes are added up behind the last block. Minima, and what values of 6 bits are more than numbers, are taken from sums of x over groups, which lie behind
+// each block of a row. Few rows meet a block as it is unpacked, more of them outputs that were unpacked before: to the same bits.
 
 enum {
     ROWS_OF_BLOCKS = REGISTERS == 32 ? 8 : 4,  // that are multiplied at once
-    MOST_AS_BLOCKS = 6 * ROWS_OF_BLOCKS,       // rows for which blocks come apart again for each of these
-    BLOCKS_APART = 8,                          // of each of FLOATS outputs, that have come apart
-    ROWS_OF_APART = 64 * ROWS_OF_BLOCKS,       // whose sums are kept meanwhile
+    MOST_UNPACKED_ANEW = 6 * ROWS_OF_BLOCKS,   // rows for which blocks are unpacked again for each of these
+    BLOCKS_UNPACKED = 8,                       // of each of FLOATS outputs, for more rows
+    ROWS_OF_UNPACKED = 256,                    // whose sums are kept meanwhile
     BLOCKS_AHEAD = 4 << 10,                    // bytes of a weight that are fetched before they are needed
 };
 
@@ -17,7 +17,7 @@ enum {
 typedef struct {
     Bits values[BLOCK / VECTOR], scales[FACTORS / FLOATS], of_sums[FACTORS / FLOATS];
     float d;
-} Apart;
+} Unpacked;
 
 // Factors in lanes as they are multiplied.
 FAST INLINE Bits as_factors(Ints integers) {
@@ -31,7 +31,7 @@ FAST INLINE Bits as_factors(Ints integers) {
 }
 
 // All of a block but its quantised values.
-FAST INLINE void take_factors(const uint8_t *block, const Stored how, Apart *to) {
+FAST INLINE void take_factors(const uint8_t *block, const Stored how, Unpacked *to) {
     uint8_t integers[FACTORS];
     integer_factors(block, how, integers);
     const Floats dmin = all(has_minima(how) ? -of_half(block + 2) : 0.0f);
@@ -48,8 +48,8 @@ FAST INLINE void take_factors(const uint8_t *block, const Stored how, Apart *to)
 #endif
 }
 
-// Add a block to the sums of some rows, `next` bytes apart. Its values have come apart if it is not given; of no rows they are written.
-FAST INLINE void dot_block(const uint8_t *block, const Stored how, Apart *apart, const Rounded *x, Py_ssize_t next, Floats *sums, const int rows) {
+// Add a block to the sums of some rows, `next` bytes apart. Its values are unpacked already where it is not given; of no rows they are written.
+FAST INLINE void dot_block(const uint8_t *block, const Stored how, Unpacked *unpacked, const Rounded *x, Py_ssize_t next, Floats *sums, const int rows) {
     const Ints places = places_of(how);
     Ints dots[ROWS_OF_BLOCKS];
 #pragma GCC unroll 8
@@ -58,8 +58,8 @@ FAST INLINE void dot_block(const uint8_t *block, const Stored how, Apart *apart,
 #pragma GCC unroll 4
         for (int i = has_minima(how) ? FACTORS / 2 / FLOATS : 0; i < FACTORS / FLOATS; i++) {
             const Bits of_x = (Bits)floats(x + row * next + BLOCK + i * VECTOR);
-            if (has_minima(how)) sums[row] = fused((Floats)apart->of_sums[i], (Floats)of_x, sums[row]);
-            else dots[row] = plus_scaled(dots[row], apart->of_sums[i], of_x);
+            if (has_minima(how)) sums[row] = fused((Floats)unpacked->of_sums[i], (Floats)of_x, sums[row]);
+            else dots[row] = plus_scaled(dots[row], unpacked->of_sums[i], of_x);
         }
     }
 #pragma GCC unroll 8
@@ -69,12 +69,12 @@ FAST INLINE void dot_block(const uint8_t *block, const Stored how, Apart *apart,
 #pragma GCC unroll 2
         for (int is_high = 0; is_high < 2; is_high++) {
             const int at = 2 * vector + is_high;
-            const Bits values = block ? (Bits)both[is_high] : apart->values[at];
+            const Bits values = block ? (Bits)both[is_high] : unpacked->values[at];
             if (!rows) {
-                apart->values[at] = values;
+                unpacked->values[at] = values;
                 continue;
             }
-            const Bits scales = by_groups(apart->scales, how, vector / IN_HALF, vector % IN_HALF, is_high, places);
+            const Bits scales = by_groups(unpacked->scales, how, vector / IN_HALF, vector % IN_HALF, is_high, places);
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++) {
                 const Bits of_x = (Bits)floats(x + row * next + at * VECTOR);
@@ -87,20 +87,20 @@ FAST INLINE void dot_block(const uint8_t *block, const Stored how, Apart *apart,
         }
     }
 #pragma GCC unroll 8
-    for (int row = 0; row < rows; row++) sums[row] = fused(all(apart->d), __builtin_convertvector(dots[row], Floats), sums[row]);
+    for (int row = 0; row < rows; row++) sums[row] = fused(all(unpacked->d), __builtin_convertvector(dots[row], Floats), sums[row]);
 }
 
-// Add the blocks `first` to `end` of output `at` to the sums of some rows; `apart` are these if they have come apart, or are to if there are no rows.
-FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Apart *apart, const Rounded *x, Floats *sums, const int rows) {
+// Add the blocks `first` to `end` of output `at` to the sums of some rows. `unpacked` are these where they were unpacked before; of no rows it is where they are unpacked to.
+FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Unpacked *unpacked, const Rounded *x, Floats *sums, const int rows) {
     const uint8_t *from = (const uint8_t *)p->n->quantized + at * p->bytes + first * block_bytes(how);
     for (Py_ssize_t block = first; block < end; block++, from += block_bytes(how), x += BLOCK_OF_X) {
-        if (rows && apart) {
-            dot_block(NULL, how, apart++, x, p->next, sums, rows);
+        if (rows && unpacked) {
+            dot_block(NULL, how, unpacked++, x, p->next, sums, rows);
             continue;
         }
         uint8_t copy[MOST_BYTES];
         const uint8_t *found = whole_block(from, how, p->bytes - block * block_bytes(how), copy);
-        Apart own, *to = rows ? &own : apart++;
+        Unpacked own, *to = rows ? &own : unpacked++;
 #pragma GCC unroll 4
         for (int line = 0; line < block_bytes(how); line += 64) fetch(from + BLOCKS_AHEAD + line);
         take_factors(found, how, to);
@@ -109,13 +109,13 @@ FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_s
 }
 
 // The same of FLOATS outputs, for whose sums there are vectors [row, output].
-FAST INLINE void dot_outputs(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Apart (*apart)[BLOCKS_APART], Py_ssize_t row, Floats (*to)[FLOATS], const int rows) {
+FAST INLINE void dot_outputs(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Unpacked (*unpacked)[BLOCKS_UNPACKED], Py_ssize_t row, Floats (*to)[FLOATS], const int rows) {
     for (int lane = 0; lane < FLOATS; lane++) {
         const Rounded *x = p->quantized + row * p->next + first * BLOCK_OF_X;
         Floats sums[ROWS_OF_BLOCKS];
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) sums[i] = first ? to[i][lane] : all(0.0f);
-        if (apart) dot_blocks(p, how, 0, first, end, apart[lane], x, sums, rows);
+        if (unpacked) dot_blocks(p, how, 0, first, end, unpacked[lane], x, sums, rows);
         else dot_blocks(p, how, output_of(p, at, lane), first, end, NULL, x, sums, rows);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) to[i][lane] = sums[i];
@@ -125,17 +125,17 @@ FAST INLINE void dot_outputs(const Int8 *p, const Stored how, Py_ssize_t at, Py_
 // Make the sums of the rows `from` to `to` and of FLOATS outputs, [row, output].
 FAST INLINE void sum_rows_of_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to, Floats (*vectors)[FLOATS], float *sums) {
     const Py_ssize_t blocks = p->padded / BLOCK;
-    const bool is_apart = p->n->rows > MOST_AS_BLOCKS;
-    Apart apart[FLOATS][BLOCKS_APART];
+    const bool is_unpacked = p->n->rows > MOST_UNPACKED_ANEW;
+    Unpacked unpacked[FLOATS][BLOCKS_UNPACKED];
     for (Py_ssize_t first = 0, end; first < blocks; first = end) {
-        end = is_apart && blocks - first > BLOCKS_APART ? first + BLOCKS_APART : blocks;
-        for (int lane = 0; is_apart && lane < FLOATS; lane++) dot_blocks(p, how, output_of(p, at, lane), first, end, apart[lane], NULL, NULL, 0);
+        end = is_unpacked && blocks - first > BLOCKS_UNPACKED ? first + BLOCKS_UNPACKED : blocks;
+        for (int lane = 0; is_unpacked && lane < FLOATS; lane++) dot_blocks(p, how, output_of(p, at, lane), first, end, unpacked[lane], NULL, NULL, 0);
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
             rows = to - row >= ROWS_OF_BLOCKS ? (Py_ssize_t)ROWS_OF_BLOCKS : to - row >= 4 ? 4 : to - row >= 2 ? 2 : 1;
             Floats (*of)[FLOATS] = vectors + (row - from);
 #define ROWS(count) \
     case count: \
-        if (is_apart) dot_outputs(p, how, at, first, end, apart, row, of, count); \
+        if (is_unpacked) dot_outputs(p, how, at, first, end, unpacked, row, of, count); \
         else dot_outputs(p, how, at, first, end, NULL, row, of, count); \
         break;
             switch (rows) {
@@ -152,11 +152,11 @@ FAST INLINE void sum_rows_of_blocks(const Int8 *p, const Stored how, Py_ssize_t 
 
 // Vectors of outputs, by number.
 FAST INLINE void outputs_of_blocks(const Int8 *p, const Stored how, Py_ssize_t vector, Py_ssize_t last) {
-    Floats vectors[ROWS_OF_APART][FLOATS];
-    float sums[2][ROWS_OF_APART * FLOATS];
+    Floats vectors[ROWS_OF_UNPACKED][FLOATS];
+    float sums[2][ROWS_OF_UNPACKED * FLOATS];
     for (; vector < last; vector++)
-        for (Py_ssize_t from = 0; from < p->n->rows; from += ROWS_OF_APART) {
-            const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < ROWS_OF_APART ? p->n->rows : from + ROWS_OF_APART;
+        for (Py_ssize_t from = 0; from < p->n->rows; from += ROWS_OF_UNPACKED) {
+            const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < ROWS_OF_UNPACKED ? p->n->rows : from + ROWS_OF_UNPACKED;
             for (int half = 0; half <= is_gated(p->n); half++) sum_rows_of_blocks(p, how, half * p->n->outputs + at, from, to, vectors, sums[half]);
             finish_rows(p, at, from, to, sums[0], sums[1], FLOATS);
         }

@@ -6,6 +6,7 @@
 // weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where
 // bytes are multiplied by fours or in pairs (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). In pairs, where sums have 16 bits, four bits of a weight are multiplied
 // with bytes of x, and bytes that are brought into order with words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways.
+// Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`).
 
 #include <math.h>
 
