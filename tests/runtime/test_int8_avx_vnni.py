@@ -59,8 +59,10 @@ def test_bytes_by_fours_of_32_at_a_time_give_the_bits_of_those_in_pairs(native, 
     torch.manual_seed(0)
     case = Case(name, group, 70, columns_for(name, group, 704), 37, is_wide=True)
     extension.NATIVE.use_set("avx2")  # which has vectors of as many bytes
-    expected = case.run(case.x)
-    extension.NATIVE.use_set(extension.NATIVE.sets[0])
+    try:
+        expected = case.run(case.x)
+    finally:
+        extension.NATIVE.use_set(extension.NATIVE.sets[0])
     monkeypatch.setattr(int8_case, "NATIVE", native)
     for rows in (1, 2, 3, 4, 5, 7, 16, 17, 70):
         assert torch.equal(case.run(case.x[:rows].clone()), expected[:rows]), rows

@@ -369,7 +369,7 @@ FAST INLINE Ints plus_fours(Ints sum, Bits weight, Bits x) {
 }
 #endif
 
-// A factor, or a number of 16 bits that is multiplied with it, as lanes hold them: neighbours are multiplied where an instruction does that.
+// What numbers times scales add to each sum: on x86 both are two words of 16 bits in a lane, which are multiplied with each other.
 #if AVX512 || AVX2
 FAST INLINE Ints plus_scaled(Ints sum, Bits scales, Bits of) { return plus_neighbours(sum, (Words)scales, (Words)of); }
 #else
