@@ -91,7 +91,7 @@ FAST INLINE void dot_block(const uint8_t *block, const Stored how, Unpacked *unp
 }
 
 // Add the blocks `first` to `end` of output `at` to the sums of some rows. `unpacked` are these where they were unpacked before; of no rows it is where they are unpacked to.
-FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Unpacked *unpacked, const Rounded *x, Floats *sums, const int rows) {
+FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Unpacked *unpacked, const Rounded *x, Floats *sums, const int rows, const int ahead) {
     const uint8_t *from = (const uint8_t *)p->n->quantized + at * p->bytes + first * block_bytes(how);
     for (Py_ssize_t block = first; block < end; block++, from += block_bytes(how), x += BLOCK_OF_X) {
         if (rows && unpacked) {
@@ -102,7 +102,7 @@ FAST INLINE void dot_blocks(const Int8 *p, const Stored how, Py_ssize_t at, Py_s
         const uint8_t *found = whole_block(from, how, p->bytes - block * block_bytes(how), copy);
         Unpacked own, *to = rows ? &own : unpacked++;
 #pragma GCC unroll 4
-        for (int line = 0; line < block_bytes(how); line += 64) fetch(from + BLOCKS_AHEAD + line);
+        for (int line = 0; line < block_bytes(how); line += 64) fetch(from + ahead + line);
         take_factors(found, how, to);
         dot_block(found, how, to, x, p->next, sums, rows);
     }
@@ -115,8 +115,8 @@ FAST INLINE void dot_outputs(const Int8 *p, const Stored how, Py_ssize_t at, Py_
         Floats sums[ROWS_OF_BLOCKS];
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) sums[i] = first ? to[i][lane] : all(0.0f);
-        if (unpacked) dot_blocks(p, how, 0, first, end, unpacked[lane], x, sums, rows);
-        else dot_blocks(p, how, output_of(p, at, lane), first, end, NULL, x, sums, rows);
+        if (unpacked) dot_blocks(p, how, 0, first, end, unpacked[lane], x, sums, rows, BLOCKS_AHEAD);
+        else dot_blocks(p, how, output_of(p, at, lane), first, end, NULL, x, sums, rows, BLOCKS_AHEAD);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) to[i][lane] = sums[i];
     }
@@ -129,7 +129,7 @@ FAST INLINE void sum_rows_of_blocks(const Int8 *p, const Stored how, Py_ssize_t 
     Unpacked unpacked[FLOATS][BLOCKS_UNPACKED];
     for (Py_ssize_t first = 0, end; first < blocks; first = end) {
         end = is_unpacked && blocks - first > BLOCKS_UNPACKED ? first + BLOCKS_UNPACKED : blocks;
-        for (int lane = 0; is_unpacked && lane < FLOATS; lane++) dot_blocks(p, how, output_of(p, at, lane), first, end, unpacked[lane], NULL, NULL, 0);
+        for (int lane = 0; is_unpacked && lane < FLOATS; lane++) dot_blocks(p, how, output_of(p, at, lane), first, end, unpacked[lane], NULL, NULL, 0, BLOCKS_AHEAD);
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
             rows = to - row >= ROWS_OF_BLOCKS ? (Py_ssize_t)ROWS_OF_BLOCKS : to - row >= 4 ? 4 : to - row >= 2 ? 2 : 1;
             Floats (*of)[FLOATS] = vectors + (row - from);
@@ -150,11 +150,21 @@ FAST INLINE void sum_rows_of_blocks(const Int8 *p, const Stored how, Py_ssize_t 
     for (Py_ssize_t row = 0; row < to - from; row++) store_totals(sums + row * FLOATS, vectors[row], FLOATS);
 }
 
+// Make the sums of one row and of vectors of outputs: a block of an output of each in turn.
+FAST INLINE void sum_streams_of_blocks(const Int8 *p, const Stored how, const Py_ssize_t *at, float *sums) {
+    Floats vectors[STREAMS][FLOATS] = {{{0}}};
+    for (int lane = 0; lane < FLOATS; lane++)
+        for (Py_ssize_t block = 0; block < p->padded / BLOCK; block++)
+            for (int stream = 0; stream < STREAMS; stream++)
+                dot_blocks(p, how, output_of(p, at[stream], lane), block, block + 1, NULL, p->quantized + block * BLOCK_OF_X, vectors[stream] + lane, 1, AHEAD_OF_STREAM);
+    for (int stream = 0; stream < STREAMS; stream++) store_totals(sums + stream * FLOATS, vectors[stream], FLOATS);
+}
+
 // Vectors of outputs, by number.
-FAST INLINE void outputs_of_blocks(const Int8 *p, const Stored how, Py_ssize_t vector, Py_ssize_t last) {
+FAST INLINE void outputs_of_blocks(const Int8 *p, const Stored how, Py_ssize_t vector, Py_ssize_t last, StreamSums *sums_of) {
     Floats vectors[ROWS_OF_UNPACKED][FLOATS];
     float sums[2][ROWS_OF_UNPACKED * FLOATS];
-    for (; vector < last; vector++)
+    for (vector = in_streams(p, vector, last, FLOATS, sums_of); vector < last; vector++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += ROWS_OF_UNPACKED) {
             const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < ROWS_OF_UNPACKED ? p->n->rows : from + ROWS_OF_UNPACKED;
             for (int half = 0; half <= is_gated(p->n); half++) sum_rows_of_blocks(p, how, half * p->n->outputs + at, from, to, vectors, sums[half]);
@@ -162,7 +172,9 @@ FAST INLINE void outputs_of_blocks(const Int8 *p, const Stored how, Py_ssize_t v
         }
 }
 
-#define OUTPUTS(how) FAST static void outputs_of_##how(const void *given, Py_ssize_t vector, Py_ssize_t last) { outputs_of_blocks(given, how, vector, last); }
+#define OUTPUTS(how) \
+    FAST static void streams_of_##how(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_streams_of_blocks(p, how, at, sums); } \
+    FAST static void outputs_of_##how(const void *given, Py_ssize_t vector, Py_ssize_t last) { outputs_of_blocks(given, how, vector, last, streams_of_##how); }
 OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 

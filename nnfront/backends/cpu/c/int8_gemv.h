@@ -118,6 +118,31 @@ FAST INLINE void dot_in_turn(const Int8 *p, const uint8_t *const *weight, const 
     memcpy(to, &sum, sizeof sum);
 }
 
+// Make the sums of one row and of vectors of outputs that are bytes with a scale each: a vector of bytes of an output of each in turn.
+FAST static void sum_streams_of_bytes(const Int8 *p, const Py_ssize_t *at, float *sums) {
+    const Four offsets = (float)BYTES_MORE - (Four){0};
+    for (int lane = 0; lane < FLOATS; lane++) {
+        const uint8_t *weight[FOUR];
+        Four scales, sum = {0};
+        for (int i = 0; i < FOUR; i++) {
+            const Py_ssize_t output = output_of(p, at[i % STREAMS], lane);
+            weight[i] = (const uint8_t *)p->n->quantized + output * p->bytes;
+            scales[i] = scale_at(p->n->scales, (Scales)p->n->scale_kind, output);
+        }
+        for (Py_ssize_t byte = 0, part = 0; byte < p->bytes; part++) {
+            Ints dots[FOUR] = {{0}};
+            for (const Py_ssize_t end = p->bytes - byte < CHUNK ? p->bytes : byte + CHUNK; byte < end; byte += VECTOR)
+#pragma GCC unroll 4
+                for (int i = 0; i < FOUR; i++) {
+                    if (byte % FETCHED == 0) fetch(weight[i] + byte + AHEAD_OF_STREAM);
+                    dots[i] = plus_fours(dots[i], some_bytes(weight[i] + byte, p->bytes - byte) ^ BYTES_MORE * 0x01010101u, (Bits)floats(p->quantized + byte));
+                }
+            sum = plus_dots(sum, dots, &scales, &offsets, p->sums + part, 1, 1);
+        }
+        for (int i = 0; i < STREAMS; i++) sums[i * FLOATS + lane] = sum[i];
+    }
+}
+
 // Vectors of outputs, by number.
 FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, const int halves, const int within) {
     const struct multiply_int8 *n = p->n;
@@ -126,6 +151,7 @@ FAST INLINE void few_outputs(const Int8 *p, Py_ssize_t vector, Py_ssize_t last, 
     float sums[2][FEW * FLOATS];
     uint8_t ends[FOUR][VECTOR] = {{0}};
     for (int i = 0; i < FLOATS; i++) offsets[i] = (float)(halves == 1 ? BYTES_MORE : 8) - (Four){0};
+    if (n->stored == INT8) vector = in_streams(p, vector, last, FLOATS, sum_streams_of_bytes);
     for (; vector < last; vector++) {
         memset(sums, 0, sizeof sums);
         for (Py_ssize_t four = 0; four < (1 + is_gated(n)) * FLOATS; four += FOUR) {  // gates, then what they are multiplied with

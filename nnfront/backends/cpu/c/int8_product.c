@@ -36,17 +36,19 @@ enum {
 #else
     LEAST_INVERTED = 1 << 15,
 #endif
-#if BYTES_BY_FOURS && NEON
+#if BYTES_BY_FOURS && NEON || BYTES_BY_PAIRS
     BYTES_MORE = 0,  // a weight's bytes are multiplied as they are
 #else
     BYTES_MORE = 128,  // what a weight in bytes is multiplied as is more than it
 #endif
+    SUMS_OF_BLOCK = IN_PANEL * (IN_BLOCK > STREAMS ? (int)IN_BLOCK : (int)STREAMS),  // vectors of them that are made at once
     BLOCK_OF_X = BLOCK + FACTORS * FOUR,  // bytes of a row that meet a block: integers, and what sums of groups are multiplied as
 };
 
 typedef int8_t Rounded;
 
 typedef uint8_t AllBytes OF(VECTOR);
+typedef int16_t ShortInts OF(VECTOR);
 typedef Bits Arranged[CHUNK / FOUR * (1 + BYTES_BY_PAIRS)];  // columns of a chunk of a vector of outputs, in order
 
 typedef struct {
@@ -230,9 +232,12 @@ INLINE const uint8_t *packed_words(const Int8 *p, Py_ssize_t at, Py_ssize_t byte
 FAST INLINE Bits *as_integers(const Int8 *p, const Bits found, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     if (how < INT4_GROUPS) {
-        const Bits bytes = found ^ (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u);
-        *to++ = BYTES_BY_PAIRS ? bytes & 0x00FF00FF : bytes;
-        if (BYTES_BY_PAIRS) *to++ = bytes >> 8 & 0x00FF00FF;
+#if BYTES_BY_PAIRS
+        *to++ = (Bits)((ShortInts)(found << 8) >> 8);
+        *to++ = (Bits)((ShortInts)found >> 8);
+#else
+        *to++ = found ^ (p->is_tiled ? 0 : BYTES_MORE * 0x01010101u);
+#endif
         return to;
     }
     const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
@@ -270,7 +275,11 @@ FAST INLINE void factors_in_order(const Int8 *p, Py_ssize_t at, Py_ssize_t first
     const struct multiply_int8 *n = p->n;
     const bool has_zeros = n->stored == UINT4_GROUPS, is_one = n->stored == INT8;
     const Py_ssize_t panel = at / OF_PANEL * n->groups * OF_PANEL + at % OF_PANEL;
-    for (Py_ssize_t part = first; n->is_packed && part < end; part++) *scales++ = elements(n->scales, is_wide, panel + (is_one ? 0 : part * OF_PANEL), first_lanes(FLOATS));
+    for (Py_ssize_t part = first; n->is_packed && part < end; part++) {
+        const Py_ssize_t place = panel + (is_one ? 0 : part * OF_PANEL);
+        fetch((const uint8_t *)n->scales + (place + n->groups * OF_PANEL) * (is_wide ? 4 : 2));  // of the next panel
+        *scales++ = elements(n->scales, is_wide, place, first_lanes(FLOATS));
+    }
     for (Py_ssize_t part = first; n->is_packed && has_zeros && part < end; part++)
         *zeros++ = __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + panel + part * OF_PANEL, first_lanes(FLOATS)), Floats);
     for (Py_ssize_t part = first; !n->is_packed && part < end; part += FLOATS, scales += FLOATS, zeros += FLOATS) {
@@ -301,22 +310,23 @@ INLINE Py_ssize_t bytes_of_word(const bool is_packed) { return is_packed ? OF_PA
 // Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
 // The constants are so wherever this is inlined.
 #if BYTES_BY_PAIRS
-// Four bits are multiplied by themselves, where a weight lies those of bytes too: sums of 32 columns are exact in 16 bits. Bytes that are in order are words.
-FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t *weight, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+// Four bits are multiplied in pairs, whose sums of 32 columns are exact in 16 bits. Bytes that are in order are words.
+FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
                            const int halves, const int rows, const int vectors) {
-    enum { IN_16_BITS = 8 };
-    const int words = IN_16_BITS / halves, all_of = rows * vectors;
-    const bool are_words = halves == 1 && !is_packed;
-    for (; count > 0; count -= words) {
-        Words low[IN_BLOCK * IN_PANEL], high[IN_BLOCK * IN_PANEL];
+    enum { IN_16_BITS = 4 };  // words of eight columns
+    const bool are_halves = halves == 2, are_words = !are_halves && !is_packed;
+    const int all_of = rows * vectors;
+    for (; count > 0; count -= IN_16_BITS) {
+        Words sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
-        for (int i = 0; i < all_of && !are_words; i++) low[i] = high[i] = (Words){0};
-        for (const uint8_t *behind = weight + (count < words ? count : words) * bytes_of_word(is_packed); weight < behind; weight += bytes_of_word(is_packed)) {
-            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
-#pragma GCC unroll 4
+        for (int i = 0; i < all_of && are_halves; i++) sums[i] = (Words){0};
+        for (const Py_ssize_t behind = at + (count < IN_16_BITS ? count : IN_16_BITS) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+#pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) {
-                const Bits found = (Bits)floats(weight + v * next) ^ flipped;
-                const Bits first = is_packed ? found & 0x0F0F0F0F : found, second = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + v * next + VECTOR);
+                const uint8_t *weight = weights[v / IN_PANEL] + at + v % IN_PANEL * next;
+                const Bits found = (Bits)floats(weight) ^ flipped;
+                const Bits first = are_halves && is_packed ? found & 0x0F0F0F0F : found, second = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + VECTOR);
 #pragma GCC unroll 12
                 for (int row = 0; row < rows; row++) {
                     const int i = v * rows + row;
@@ -324,40 +334,33 @@ FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t 
                     memcpy(of, x + FOUR * (are_words ? 2 * row : row), FOUR);
                     memcpy(of + 1, x + FOUR * (are_words ? 2 * row + 1 : (halves - 1) * rows + row), FOUR);
                     const Bits with[2] = {(Bits)(of[0] - (Ints){0}), (Bits)(of[1] - (Ints){0})};
-                    if (are_words) {
-                        products[0][i] = plus_neighbours(plus_neighbours(products[0][i], (Words)first, (Words)with[0]), (Words)second, (Words)with[1]);
-                        continue;
-                    }
-                    low[i] = plus_pairs(low[i], first, with[0]);
-                    if (halves == 1) high[i] = plus_pairs(high[i], second, with[1]);
-                    else low[i] = plus_pairs(low[i], second, with[1]);
+                    if (are_words) products[0][i] = plus_neighbours(plus_neighbours(products[0][i], (Words)first, (Words)with[0]), (Words)second, (Words)with[1]);
+                    else if (are_halves) sums[i] = plus_pairs(plus_pairs(sums[i], first, with[0]), second, with[1]);
+                    else products[0][i] = plus_fours(products[0][i], found, with[0]);
                 }
             }
             x += FOUR * rows * (are_words ? 2 : halves);
         }
 #pragma GCC unroll 12
-        for (int i = 0; i < all_of && !are_words; i++) {
-            products[0][i] = plus_neighbours(products[0][i], low[i], in_all(1));
-            if (halves == 1) products[0][i] = plus_neighbours(products[0][i], high[i], in_all(16));
-        }
+        for (int i = 0; i < all_of && are_halves; i++) products[0][i] = plus_neighbours(products[0][i], sums[i], in_all(1));
     }
 }
 #else
 // Sums of few rows are two each, as they would wait for one another.
-FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t *weight, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
                            const int halves, const int rows, const int vectors) {
     const bool are_two = is_packed && rows * vectors <= 2;
     const int numbers = is_packed ? halves : 1, words = are_two && halves == 1 ? 2 : 1;
     for (Py_ssize_t k = 0; k < count; k += words)
 #pragma GCC unroll 2
-        for (int word = 0; word < words; word++, weight += bytes_of_word(is_packed)) {
+        for (int word = 0; word < words; word++, at += bytes_of_word(is_packed)) {
             if (word && k + word == count) break;
-            if (is_packed) fetch(weight + AHEAD_OF_PACKED);
+            if (is_packed) fetch(*weights + at + AHEAD_OF_PACKED);
 #pragma GCC unroll 2
             for (int half = 0; half < numbers; half++, x += FOUR * rows * (BYTES_BY_FOURS ? 1 : 2))
 #pragma GCC unroll 4
                 for (int v = 0; v < vectors; v++) {
-                    const Bits found = (Bits)floats(weight + v * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
+                    const Bits found = (Bits)floats(*weights + at + v * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
                     Ints *sum = products[!are_two ? 0 : halves == 1 ? word : half] + v * rows;
 #pragma GCC unroll 12
                     for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
@@ -367,25 +370,25 @@ FAST INLINE void add_words(Ints (*products)[IN_BLOCK * IN_PANEL], const uint8_t 
 #endif
 
 // What a chunk adds to the sums of a block, [row, output of the panel]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
-// lie `next` bytes apart. `rows`, `halves` and `vectors` are constants wherever this is inlined.
-FAST INLINE void multiply_block(const Int8 *p, const uint8_t *weight, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
+// lie `next` bytes apart in each of some weights. `rows`, `halves` and `vectors` are constants wherever this is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors) {
     const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
     const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
     const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
-    Floats sums[IN_BLOCK * IN_PANEL];
+    Floats sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
     for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + i % rows * OF_PANEL + i / rows * FLOATS) : all(0.0f);
     for (Py_ssize_t begin = first, of_first = first / p->length, part = 0; begin < end; begin += p->length, part++) {
         const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + numbers * FOUR - 1) / (numbers * FOUR);
-        Ints products[2][IN_BLOCK * IN_PANEL];
+        Ints products[2][SUMS_OF_BLOCK];
 #pragma GCC unroll 12
         for (int i = 0; i < all_of; i++) {
             products[0][i] = (has_offsets ? 0 : p->begins[(row + i % rows) * p->parts + of_first + part]) - (Ints){0};
             products[1][i] = (Ints){0};
         }
-        add_words(products, weight, next, x, count, flipped, is_packed, halves, rows, vectors);
-        weight += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
+        add_words(products, weights, at, next, x, count, flipped, is_packed, halves, rows, vectors);
+        at += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
 #pragma GCC unroll 12
         for (int i = 0; i < all_of; i++) {
             Floats less = __builtin_convertvector(products[0][i] + products[1][i], Floats);
@@ -414,6 +417,26 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
+// Makes the sums of one row and of the outputs that begin at `at`: of STREAMS panels or vectors of them.
+typedef void StreamSums(const Int8 *p, const Py_ssize_t *at, float *sums);
+
+// Write the outputs of one row, by numbers of panels or vectors of `each` of them, of which STREAMS are read at once; gates with what they are multiplied with. Returns the number of the first that is left.
+FAST INLINE Py_ssize_t in_streams(const Int8 *p, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
+    if (STREAMS == 1 || p->n->rows > 1) return first;
+    const int halves = 1 + is_gated(p->n), together = STREAMS / halves;
+    const Py_ssize_t apart = (last - first) / together;
+    for (const Py_ssize_t behind = first + apart; first < behind; first++) {
+        Py_ssize_t at[STREAMS];
+        float sums[STREAMS * OF_PANEL];
+        for (int stream = 0; stream < STREAMS; stream++) at[stream] = (first + stream / halves * apart) * each + stream % halves * p->n->outputs;
+        sums_of(p, at, sums);
+        for (int stream = 0; stream < STREAMS; stream += halves)
+            for (int lane = 0; lane < each; lane += FLOATS)
+                finish_rows(p, at[stream] + lane, 0, 1, sums + stream * each + lane, sums + (stream + halves - 1) * each + lane, each);
+    }
+    return first + (together - 1) * apart;
+}
+
 #if BYTES_BY_FOURS || BYTES_BY_PAIRS
 #include "int8_gemv.h"
 #endif
@@ -425,14 +448,14 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 #endif
 
 // What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined. Vectors of outputs are multiplied together as far as registers reach.
-FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
-                                  Py_ssize_t end, Py_ssize_t row, float *to, const int rows) {
+FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *const *weights, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
+                                  Py_ssize_t end, Py_ssize_t row, float *to, const int rows, const int streams) {
 #define BLOCK(is_packed, halves, has_offsets) \
     do { \
         const Py_ssize_t next = is_packed ? VECTOR : (Py_ssize_t)sizeof(Arranged); \
-        const int vectors = rows * IN_PANEL * (BYTES_BY_PAIRS && halves == 1 && is_packed ? 2 : 1) <= SUMS_AT_ONCE ? IN_PANEL : 1; \
-        for (int v = 0; v < IN_PANEL; v += vectors) \
-            multiply_block(p, weight + v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors); \
+        const int vectors = rows * IN_PANEL <= SUMS_AT_ONCE ? IN_PANEL * streams : 1; \
+        for (int v = 0; v < IN_PANEL * streams; v += vectors) \
+            multiply_block(p, weights, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors); \
     } while (0)
     const bool has_offsets = !has_one_offset(p);
     if (packed == 2) { if (has_offsets) BLOCK(true, 2, true); else BLOCK(true, 2, false); }
@@ -446,42 +469,50 @@ FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *weight, const in
 // Whether rows meet a packed weight as it lies.
 INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && rows <= MOST_AS_IT_LIES; }
 
-// Make the sums of the rows `from` to `to` and of the panel of outputs from `at` on.
-FAST INLINE void sum_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to, float *sums) {
+// Make the sums of the rows `from` to `to` and of panels of outputs, which begin at `at`; of more than one for one row alone.
+FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, Py_ssize_t to, float *sums, const int streams) {
     const Stored how = (Stored)p->n->stored;
     Arranged weight[IN_PANEL];
-    Floats scales[IN_PANEL][CHUNK / 32], offsets[IN_PANEL][CHUNK / 32];  // groups of 32 or more
-    const int packed = lies_packed(p, p->n->rows) ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
+    Floats scales[STREAMS * IN_PANEL][CHUNK / 32], offsets[STREAMS * IN_PANEL][CHUNK / 32];  // groups of 32 or more
+    const int packed = streams > 1 || lies_packed(p, p->n->rows) ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
     for (Py_ssize_t first = 0; first < p->n->columns; first += CHUNK) {
         const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
-        for (int v = 0; v < IN_PANEL; v++) {
-            if (!packed) arrange_chunk(p, at + v * FLOATS, first, end, weight[v]);
-            factors_of_parts(p, at + v * FLOATS, first / p->length, (end + p->length - 1) / p->length, scales[v], offsets[v]);
+        const uint8_t *lies[STREAMS] = {(const uint8_t *)weight};
+        for (int v = 0; v < streams * IN_PANEL; v++) {
+            const Py_ssize_t output = at[v / IN_PANEL] + v % IN_PANEL * FLOATS;
+            if (!packed) arrange_chunk(p, output, first, end, weight[v]);
+            else lies[v / IN_PANEL] = packed_words(p, at[v / IN_PANEL], bytes_of(how, first));
+            factors_of_parts(p, output, first / p->length, (end + p->length - 1) / p->length, scales[v], offsets[v]);
         }
-        const uint8_t *lies = packed ? packed_words(p, at, bytes_of(how, first)) : (const uint8_t *)weight;
+#define ROWS(count) multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count, streams)
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
-            rows = rows_of_block(p->n->rows - row);
-#define ROWS(count) case count: multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count); break;
+            rows = streams > 1 ? 1 : rows_of_block(p->n->rows - row);
             switch (rows) {
-                ROWS(1) ROWS(2) ROWS(4)
+                case 1: ROWS(1); break;
+                case 2: if (streams == 1) ROWS(2); break;
+                case 4: if (streams == 1) ROWS(4); break;
 #if IN_BLOCK == 12
-                ROWS(8) ROWS(12)
+                case 8: ROWS(8); break;
+                case 12: ROWS(12); break;
 #endif
             }
-#undef ROWS
         }
+#undef ROWS
     }
 }
+
+FAST static void sum_streams_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 1, sums, STREAMS); }
 
 // Panels of outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t last) {
     const Int8 *p = given;
     float sums[2][NEAR_ROWS * OF_PANEL];
+    if (p->n->is_packed) panel = in_streams(p, panel, last, OF_PANEL, sum_streams_of_panels);
     for (; panel < last; panel++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
-            const Py_ssize_t at = panel * OF_PANEL, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
-            for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, half * p->n->outputs + at, from, to, sums[half]);
-            for (int lane = 0; lane < OF_PANEL && at + lane < p->n->outputs; lane += FLOATS) finish_rows(p, at + lane, from, to, sums[0] + lane, sums[1] + lane, OF_PANEL);
+            const Py_ssize_t at[2] = {panel * OF_PANEL, p->n->outputs + panel * OF_PANEL}, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
+            for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, at + half, from, to, sums[half], 1);
+            for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS) finish_rows(p, *at + lane, from, to, sums[0] + lane, sums[1] + lane, OF_PANEL);
         }
 }
 

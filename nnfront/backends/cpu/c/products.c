@@ -131,7 +131,41 @@ FAST INLINE Py_ssize_t multiply_blocks(const Product *p, Py_ssize_t at, Py_ssize
     return at;
 }
 
+#if STREAMS > 1
+// The outputs `at` to `end` of one row, as far as they are in blocks of STREAMS that are FLOATS outputs each: of columns of one of each in turn. Returns where those begin that are not.
+FAST INLINE Py_ssize_t multiply_in_streams(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
+    const int together = STREAMS / halves;
+    const Py_ssize_t columns = p->columns, whole = columns / LANES * LANES, apart = (end - at) / (FLOATS * together) * FLOATS;
+    for (const Py_ssize_t behind = at + apart; at < behind; at += FLOATS) {
+        Floats sums[STREAMS][FLOATS];
+        for (int lane = 0; lane < FLOATS; lane++) {
+            const uint16_t *weight[STREAMS];
+            Floats of[STREAMS] = {{0}};
+            for (int i = 0; i < STREAMS; i++) weight[i] = p->weight + (at + i / halves * apart + i % halves * p->outputs + lane) * columns;
+            for (Py_ssize_t column = 0; column < whole; column += LANES) {
+#pragma GCC unroll 4
+                for (int i = 0; i < STREAMS; i++)
+                    if (column % (LINE / 2) == 0) fetch((const uint8_t *)(weight[i] + column) + AHEAD_OF_STREAM);
+                add_columns(of, weight, p->x, 0, column, 1, 1, STREAMS, true);
+            }
+            if (whole < columns) add_columns(of, weight, p->x, columns, whole, 1, 1, STREAMS, false);
+            for (int i = 0; i < STREAMS; i++) sums[i][lane] = of[i];
+        }
+        for (int i = 0; i < STREAMS; i += halves) {
+            Outputs some = {.product = p, .at = at + i / halves * apart};
+            for (int half = 0; p->bias && half < halves; half++)
+                for (int lane = 0; lane < FLOATS; lane++) some.bias[half][lane] = widened(p->bias[half * p->outputs + some.at + lane]);
+            finish_sums(&some, sums[i], 0, 1, FLOATS, halves);
+        }
+    }
+    return at + apart * (together - 1);
+}
+#endif
+
 FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
+#if STREAMS > 1
+    if (p->rows == 1) at = multiply_in_streams(p, at, end, halves);
+#endif
     const Py_ssize_t parts = p->rows * p->columns / NEAR_X + 1;
     for (Py_ssize_t part = 0; part < parts; part++) {
         const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
