@@ -21,7 +21,7 @@ def add_quant_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quant-head",
         metavar="Q",
-        help="the head and the embedding; by default as others, with 8 bits at least, or 6 if activations are rounded",
+        help="the head and the embedding; by default as others, with 8 bits at least",
     )
     parser.add_argument(
         "--quant-rule",

@@ -137,19 +137,6 @@ def test_a_scheme_says_it_and_refuses_other_words() -> None:
     assert not report.quantized
 
 
-@pytest.mark.parametrize(
-    ("format", "activations", "head"),
-    [("int4", None, "int8"), ("int4", "int8", "q6_k"), ("q4_k", "int8", "q6_k"), ("int8:32", "int8", "int8")],
-)
-def test_the_head_of_few_bits_is_in_six_where_activations_are_rounded(
-    format: str, activations: str | None, head: str
-) -> None:
-    scheme = QuantScheme(format, activations=activations)
-    assert scheme.head_format is not None
-    assert scheme.head_format.name == head
-    assert QuantScheme(format, head="keep", activations=activations).head_format is None
-
-
 @pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 @pytest.mark.parametrize("format", ["int8", "q4_k"])
 def test_a_folder_is_read_so_and_says_it(format: str) -> None:

@@ -16,9 +16,8 @@ from nnfront.quant_format import FORMATS, TOGETHER, QuantFormat
 KEEP = "keep"
 AUTO = "auto"
 ACTIVATIONS = "int8"
-HEAD, HEAD_OF_INTEGERS = "int8", "q6_k"
-"""What the head and the embedding are stored in where other weights have fewer bits, and where activations are rounded as well: kernels that round them read these blocks,
-which are a fifth smaller and lose far less than 4 bits do."""
+HEAD = "int8"
+"""What the head and the embedding are stored in where other weights have fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class QuantScheme:
     format  of all weights that nothing else is said of: the name of a format of `nnfront.quant_format`, with `:` and how many neighbours share a
             scale, such as `int4:64`, or `:channel`, one scale for each output; of float8 `:tensor`, one for a matrix, or `:block`, for 128 x 128; `auto:4.5`, for whole folders, chooses one for each weight by its
             measured error, so that all together take no more than 4.5 bits for an element
-    head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits, `q6_k` where activations are rounded
+    head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
     activations  `int8`: what weights in integers, or in blocks of them, are multiplied with is rounded to 8 bits as well (`quantize_activations`), for whole folders; `format` may be `keep` then
     calibration  a file that `nnfront.calibrate` wrote, for whole folders: weights are rounded by the inputs that they are multiplied with on some text
@@ -88,9 +87,7 @@ class QuantScheme:
         if self.head is not None:
             return format_of(self.head)
         body = self.body_format
-        if body is None or body.bits >= FORMATS[HEAD].bits:
-            return body
-        return FORMATS[HEAD if self.activations is None else HEAD_OF_INTEGERS]
+        return body if body is None or body.bits >= FORMATS[HEAD].bits else FORMATS[HEAD]
 
     def rule_for(self, paths: Sequence[str]) -> tuple[str, QuantFormat | None] | None:
         """Return the last rule that fits one of the paths: its pattern and its format, None if they are to stay as they are."""
