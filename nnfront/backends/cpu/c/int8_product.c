@@ -25,6 +25,7 @@ enum {
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
+    IN_WORDS = 32,                      // columns of four bits whose sums of products are exact in 16 bits
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
     OF_TILE = 16,  // rows, and fours of columns, of a tile
@@ -113,6 +114,9 @@ INLINE Py_ssize_t bytes_of_rounded(const Int8 *p) { return 1 + p->in_words; }
 
 INLINE bool is_gated(const struct multiply_int8 *n) { return n->gate != NOTHING; }
 
+// Whether sums of products begin in 16 bits: half of what is taken from a part of 32 columns in each of two, in which these sums stay below 2^15.
+INLINE bool begins_in_words(const Int8 *p) { return BYTES_BY_PAIRS && p->n->stored == INT4_GROUPS && p->length == IN_WORDS; }
+
 INLINE bool has_one_offset(const Int8 *p) { return !p->is_few && p->n->stored != UINT4_GROUPS; }
 
 // STEP quantised values, as they meet the weight.
@@ -178,6 +182,7 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         if (in_blocks(how)) store_sum_of_group(how, all_of, to + (first - 1) / BLOCK * BLOCK_OF_X + BLOCK, part % (BLOCK / p->length));
         else if (!is_summed || part >= p->parts) continue;
         else if (!has_one_offset(p)) p->sums[place_of_sum(p, row, part)] = (float)all_of;
+        else if (begins_in_words(p)) p->begins[place_of_sum(p, row, part)] = (int32_t)((uint32_t)(-one_offset(p->n) / 2 * all_of & 0xFFFF) * 0x10001);
         else p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
     }
 }
@@ -310,17 +315,18 @@ INLINE Py_ssize_t bytes_of_word(const bool is_packed) { return is_packed ? OF_PA
 // Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
 // The constants are so wherever this is inlined.
 #if BYTES_BY_PAIRS
-// Four bits are multiplied in pairs, whose sums of 32 columns are exact in 16 bits. Bytes that are in order are words.
+// Four bits are multiplied in pairs, whose sums of IN_WORDS columns are exact in 16 bits; of parts that are no longer products begin with them. Bytes that are in order are words.
 FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
-                           const int halves, const int rows, const int vectors) {
-    enum { IN_16_BITS = 4 };  // words of eight columns
+                           const int halves, const int rows, const int vectors, const bool is_short) {
+    enum { WORDS = IN_WORDS / (2 * FOUR) };
     const bool are_halves = halves == 2, are_words = !are_halves && !is_packed;
     const int all_of = rows * vectors;
-    for (; count > 0; count -= IN_16_BITS) {
+    for (; count > 0; count -= WORDS) {
         Words sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
-        for (int i = 0; i < all_of && are_halves; i++) sums[i] = (Words){0};
-        for (const Py_ssize_t behind = at + (count < IN_16_BITS ? count : IN_16_BITS) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
+        for (int i = 0; i < all_of && are_halves; i++) sums[i] = is_short ? (Words)products[0][i] : (Words){0};
+#pragma GCC unroll 1
+        for (const Py_ssize_t behind = at + (count < WORDS ? count : WORDS) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
             for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) {
@@ -342,13 +348,13 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
             x += FOUR * rows * (are_words ? 2 : halves);
         }
 #pragma GCC unroll 12
-        for (int i = 0; i < all_of && are_halves; i++) products[0][i] = plus_neighbours(products[0][i], sums[i], in_all(1));
+        for (int i = 0; i < all_of && are_halves; i++) products[0][i] = plus_neighbours(is_short ? (Ints){0} : products[0][i], sums[i], in_all(1));
     }
 }
 #else
 // Sums of few rows are two each, as they would wait for one another.
 FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
-                           const int halves, const int rows, const int vectors) {
+                           const int halves, const int rows, const int vectors, const bool is_short) {
     const bool are_two = is_packed && rows * vectors <= 2;
     const int numbers = is_packed ? halves : 1, words = are_two && halves == 1 ? 2 : 1;
     for (Py_ssize_t k = 0; k < count; k += words)
@@ -372,7 +378,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 // What a chunk adds to the sums of a block, [row, output of the panel]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
 // lie `next` bytes apart in each of some weights. `rows`, `halves` and `vectors` are constants wherever this is inlined.
 FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
-                                const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors) {
+                                const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors, const bool is_short) {
     const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
     const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
     const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
@@ -380,14 +386,14 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py
 #pragma GCC unroll 12
     for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + i % rows * OF_PANEL + i / rows * FLOATS) : all(0.0f);
     for (Py_ssize_t begin = first, of_first = first / p->length, part = 0; begin < end; begin += p->length, part++) {
-        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + numbers * FOUR - 1) / (numbers * FOUR);
+        const Py_ssize_t left = is_short ? (Py_ssize_t)IN_WORDS : end - begin < p->length ? end - begin : p->length, count = (left + numbers * FOUR - 1) / (numbers * FOUR);
         Ints products[2][SUMS_OF_BLOCK];
 #pragma GCC unroll 12
         for (int i = 0; i < all_of; i++) {
             products[0][i] = (has_offsets ? 0 : p->begins[(row + i % rows) * p->parts + of_first + part]) - (Ints){0};
             products[1][i] = (Ints){0};
         }
-        add_words(products, weights, at, next, x, count, flipped, is_packed, halves, rows, vectors);
+        add_words(products, weights, at, next, x, count, flipped, is_packed, halves, rows, vectors, is_short);
         at += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
 #pragma GCC unroll 12
         for (int i = 0; i < all_of; i++) {
@@ -450,19 +456,22 @@ FAST INLINE Py_ssize_t in_streams(const Int8 *p, Py_ssize_t first, Py_ssize_t la
 // What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined. Vectors of outputs are multiplied together as far as registers reach.
 FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *const *weights, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
                                   Py_ssize_t end, Py_ssize_t row, float *to, const int rows, const int streams) {
-#define BLOCK(is_packed, halves, has_offsets) \
+#define BLOCK(is_packed, halves, has_offsets, is_short) \
     do { \
         const Py_ssize_t next = is_packed ? VECTOR : (Py_ssize_t)sizeof(Arranged); \
         const int vectors = rows * IN_PANEL <= SUMS_AT_ONCE ? IN_PANEL * streams : 1; \
         for (int v = 0; v < IN_PANEL * streams; v += vectors) \
-            multiply_block(p, weights, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors); \
+            multiply_block(p, weights, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors, is_short); \
     } while (0)
     const bool has_offsets = !has_one_offset(p);
-    if (packed == 2) { if (has_offsets) BLOCK(true, 2, true); else BLOCK(true, 2, false); }
-    else if (packed == 1) BLOCK(true, 1, false);
-    else if (has_offsets) BLOCK(false, 2, true);
-    else if (p->n->stored == INT4_GROUPS && BYTES_BY_PAIRS) BLOCK(false, 2, false);
-    else BLOCK(false, 1, false);
+    if (packed == 2 && has_offsets) BLOCK(true, 2, true, false);
+    else if (packed == 2 && begins_in_words(p)) BLOCK(true, 2, false, true);
+    else if (packed == 2) BLOCK(true, 2, false, false);
+    else if (packed == 1) BLOCK(true, 1, false, false);
+    else if (has_offsets) BLOCK(false, 2, true, false);
+    else if (begins_in_words(p)) BLOCK(false, 2, false, true);
+    else if (p->n->stored == INT4_GROUPS && BYTES_BY_PAIRS) BLOCK(false, 2, false, false);
+    else BLOCK(false, 1, false, false);
 #undef BLOCK
 }
 
