@@ -66,7 +66,7 @@ def any_blocks(
 
 
 class Case:
-    """Operands, and the weight that they stand for, times `size`: scales in bfloat16 or, if `is_wide`, in float32; blocks that `quantize_blocks` makes or, if `is_wide`, any."""
+    """Operands, and the weight that they stand for, times `size`: scales in bfloat16 or, if `is_wide`, in float32; blocks that `quantize_blocks` makes or, if `is_wide`, any. Integers are those of `weight` where it is given, as they are stored."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Case:
         *,
         is_wide: bool,
         size: float = 1.0,
+        weight: torch.Tensor | None = None,
     ) -> None:
         self.format = replace(FORMATS[name], group_size=group)
         self.groups = columns // group if group else 1
@@ -91,10 +92,13 @@ class Case:
         scales = (torch.rand(outputs, self.groups) / 8 + 0.01) * size
         self.scales = scales if is_wide else scales.bfloat16()
         if name == "int8":
-            self.weight = torch.randint(-128, 128, (outputs, columns)).to(torch.int8)
+            self.weight = (
+                torch.randint(-128, 128, (outputs, columns)).to(torch.int8) if weight is None else weight
+            )
             numbers = self.weight.double()
         else:
-            self.weight = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8)
+            some = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8)
+            self.weight = some if weight is None else weight
             numbers = torch.stack([self.weight % 16, self.weight // 16], -1).flatten(1).double()
             numbers = numbers if name == "uint4" else (numbers + 8) % 16 - 8
         if name == "uint4":

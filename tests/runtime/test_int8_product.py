@@ -63,17 +63,43 @@ def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs,
         )
 
 
+@pytest.mark.parametrize("outputs", [64, 224], ids=lambda count: f"{count} outputs")
 @pytest.mark.parametrize("gate", [NO_ACTIVATION, 0])
 @pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
-def test_packed_weights_give_the_same_bits(name, group, gate):
+def test_packed_weights_give_the_same_bits(name, group, gate, outputs):
     torch.manual_seed(0)
-    case = Case(name, group, 65, columns_for(name, group, 672), 64, is_wide=group == 128)
-    bias = torch.randn(64).bfloat16()
+    case = Case(name, group, 65, columns_for(name, group, 672), outputs, is_wide=group == 128)
+    bias = torch.randn(outputs).bfloat16()
     for rows in (1, 2, 3, 7, 12, 13, 15, 16, 17, 33, 48, 49, 65):
         x = case.x[:rows].clone()
         assert torch.equal(case.run(x, bias, gate=gate, is_packed=True), case.run(x, bias, gate=gate)), rows
     if gate == NO_ACTIVATION:
         case.check(case.run(case.x, is_packed=True), rounded(case.x) @ case.dense.T)
+
+
+@pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
+def test_sums_of_the_largest_numbers_of_any_signs_are_exact(name, group):
+    torch.manual_seed(0)
+    of_neighbours = (
+        torch.arange(256)[:, None] >> torch.arange(8)
+    ) & 1  # all signs that eight neighbours have
+    columns = columns_for(name, group, 640)
+    signs = of_neighbours.repeat(1, columns // 8)
+    if name == "int8":
+        weight = torch.where(signs == 0, 127, -128).to(torch.int8)
+    else:
+        largest = torch.where(signs == 0, 7, 8) if name == "int4" else 15 * signs
+        weight = (largest[:, ::2] + 16 * largest[:, 1::2]).to(torch.uint8)
+    case = Case(name, group, 256, columns, 256, is_wide=True, weight=weight)
+    case.x = (1 - 2 * signs).bfloat16()
+    exact = rounded(case.x) @ case.dense.T
+    for is_packed in (False, True):
+        together = case.run(case.x, is_packed=is_packed)
+        case.check(together, exact)
+        for rows in (1, 2, 8):
+            for first in (0, 15, 85, 170, 248):
+                few = case.run(case.x[first : first + rows].clone(), is_packed=is_packed)
+                assert torch.equal(few, together[first : first + rows])
 
 
 @pytest.mark.parametrize("size", [2.0**-133, 2.0**-126, 2.0**-119, 2.0**-117, 1.0, 2.0**120])

@@ -321,28 +321,38 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
     enum { WORDS = IN_WORDS / (2 * FOUR) };
     const bool are_halves = halves == 2, are_words = !are_halves && !is_packed;
     const int all_of = rows * vectors;
-    for (; count > 0; count -= WORDS) {
+    for (const Py_ssize_t each = are_halves ? (Py_ssize_t)WORDS : count; count > 0; count -= each) {
         Words sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
         for (int i = 0; i < all_of && are_halves; i++) sums[i] = is_short ? (Words)products[0][i] : (Words){0};
 #pragma GCC unroll 1
-        for (const Py_ssize_t behind = at + (count < WORDS ? count : WORDS) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
+        for (const Py_ssize_t behind = at + (count < each ? count : each) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
             for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++) {
-                const uint8_t *weight = weights[v / IN_PANEL] + at + v % IN_PANEL * next;
-                const Bits found = (Bits)floats(weight) ^ flipped;
-                const Bits first = are_halves && is_packed ? found & 0x0F0F0F0F : found, second = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + VECTOR);
+#pragma GCC unroll 4
+            for (int begin = 0; begin < vectors; begin += IN_PANEL) {
+                Bits of[IN_PANEL][2];  // of each vector of outputs what is multiplied
+                const int next_to = vectors < IN_PANEL ? vectors : (int)IN_PANEL;
+#pragma GCC unroll 2
+                for (int v = 0; v < next_to; v++) {
+                    const uint8_t *weight = weights[begin / IN_PANEL] + at + v * next;
+                    const Bits found = (Bits)floats(weight) ^ flipped;
+                    of[v][0] = are_halves && is_packed ? found & 0x0F0F0F0F : found;
+                    of[v][1] = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + VECTOR);
+                    if (are_words && rows > 1) __asm__("" : "+x"(of[v][0]), "+x"(of[v][1]));  // loaded once: compilers would load them again for each row
+                }
 #pragma GCC unroll 12
                 for (int row = 0; row < rows; row++) {
-                    const int i = v * rows + row;
-                    int32_t of[2];
-                    memcpy(of, x + FOUR * (are_words ? 2 * row : row), FOUR);
-                    memcpy(of + 1, x + FOUR * (are_words ? 2 * row + 1 : (halves - 1) * rows + row), FOUR);
-                    const Bits with[2] = {(Bits)(of[0] - (Ints){0}), (Bits)(of[1] - (Ints){0})};
-                    if (are_words) products[0][i] = plus_neighbours(plus_neighbours(products[0][i], (Words)first, (Words)with[0]), (Words)second, (Words)with[1]);
-                    else if (are_halves) sums[i] = plus_pairs(plus_pairs(sums[i], first, with[0]), second, with[1]);
-                    else products[0][i] = plus_fours(products[0][i], found, with[0]);
+                    int32_t four[2];
+                    memcpy(four, x + FOUR * (are_words ? 2 * row : row), FOUR);
+                    memcpy(four + 1, x + FOUR * (are_words ? 2 * row + 1 : (halves - 1) * rows + row), FOUR);
+                    const Bits with[2] = {(Bits)(four[0] - (Ints){0}), (Bits)(four[1] - (Ints){0})};
+#pragma GCC unroll 2
+                    for (int v = 0; v < next_to; v++) {
+                        const int i = (begin + v) * rows + row;
+                        if (are_words) products[0][i] = plus_neighbours(plus_neighbours(products[0][i], (Words)of[v][0], (Words)with[0]), (Words)of[v][1], (Words)with[1]);
+                        else if (are_halves) sums[i] = plus_pairs(plus_pairs(sums[i], of[v][0], with[0]), of[v][1], with[1]);
+                        else products[0][i] = plus_fours(products[0][i], of[v][0], with[0]);
+                    }
                 }
             }
             x += FOUR * rows * (are_words ? 2 : halves);
