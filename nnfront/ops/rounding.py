@@ -25,13 +25,14 @@ def integers(y: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.
 PLACES = (1.1, 1.0, 0.95, 0.85, 0.75)
 TABLE_PLACES = (1.25, 1.1, 1.0, 0.85, 0.72)
 STEPS = 1024
-PIECE = 1 << 15
+PIECE = 1 << 19
 
 
 def by_pieces(fit: Callable[..., tuple[torch.Tensor, ...]], y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what `fit` gives for groups along the last axis, few enough at a time to stay in the cache, and for torch not to share each step out."""
-    found = by_rows(fit, PIECE, y.reshape(-1, y.shape[-1]))
-    return tuple(part.view(*y.shape[:-1], part.shape[-1]) for part in found)
+    """Return what `fit` gives for groups along the last axis: of so many elements at a time that they stay in caches, and that torch shares each of its many short steps out."""
+    groups = y.reshape(-1, y.shape[-1])
+    found = zip(*map(fit, groups.split(max(PIECE // max(y.shape[-1], 1), 1))), strict=True)
+    return tuple(torch.cat(parts).view(*y.shape[:-1], parts[0].shape[-1]) for parts in found)
 
 
 def by_rows(
