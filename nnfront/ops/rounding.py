@@ -31,7 +31,7 @@ PIECE = 1 << 19
 def by_pieces(fit: Callable[..., tuple[torch.Tensor, ...]], y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return what `fit` gives for groups along the last axis: of so many elements at a time that they stay in caches, and that torch shares each of its many short steps out."""
     groups = y.reshape(-1, y.shape[-1])
-    found = zip(*map(fit, groups.split(max(PIECE // max(y.shape[-1], 1), 1))), strict=True)
+    found = zip(*map(fit, torch.split(groups, max(PIECE // max(y.shape[-1], 1), 1))), strict=True)
     return tuple(torch.cat(parts).view(*y.shape[:-1], parts[0].shape[-1]) for parts in found)
 
 
