@@ -5,7 +5,8 @@
 // cost nothing. CHUNK columns of OF_PANEL outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed
 // weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where
 // bytes are multiplied by fours or in pairs (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). In pairs, where sums have 16 bits, four bits of a weight are multiplied
-// with bytes of x, and bytes that are brought into order with words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways.
+// with bytes of x, bytes by their sizes with bytes of x that take their signs, and bytes that are brought into order with words of x. Sums of a part are exact, and parts are added in their
+// order: so a row has the same bits in all ways. One row meets STREAMS panels at once where that is faster (`words.h`).
 // Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`).
 
 #include <math.h>
@@ -312,7 +313,7 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
 // The bytes of a word of all outputs that are multiplied with it at once, packed or in order.
 INLINE Py_ssize_t bytes_of_word(const bool is_packed) { return is_packed ? OF_PANEL * FOUR : (1 + BYTES_BY_PAIRS) * VECTOR; }
 
-// Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
+// Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart in each of some weights, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
 // The constants are so wherever this is inlined.
 #if BYTES_BY_PAIRS
 // Four bits are multiplied in pairs, whose sums of IN_WORDS columns are exact in 16 bits; of parts that are no longer products begin with them. Bytes that are in order are words.
@@ -371,12 +372,12 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 #pragma GCC unroll 2
         for (int word = 0; word < words; word++, at += bytes_of_word(is_packed)) {
             if (word && k + word == count) break;
-            if (is_packed) fetch(*weights + at + AHEAD_OF_PACKED);
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
 #pragma GCC unroll 2
             for (int half = 0; half < numbers; half++, x += FOUR * rows * (BYTES_BY_FOURS ? 1 : 2))
 #pragma GCC unroll 4
                 for (int v = 0; v < vectors; v++) {
-                    const Bits found = (Bits)floats(*weights + at + v * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
+                    const Bits found = (Bits)floats(weights[v / IN_PANEL] + at + v % IN_PANEL * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
                     Ints *sum = products[!are_two ? 0 : halves == 1 ? word : half] + v * rows;
 #pragma GCC unroll 12
                     for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
