@@ -78,7 +78,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	! grep -rnE '<(script|img|link)[^>]*(src|href)="?https?:' build/site --include=*.html
 
-$(READY): pyproject.toml constraints.txt $(wildcard nnfront/*/c/* nnfront/*/*/c/*)
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard nnfront/*/c/* nnfront/*/*/c/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch

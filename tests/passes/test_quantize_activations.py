@@ -137,6 +137,16 @@ def test_a_scheme_says_it_and_refuses_other_words() -> None:
     assert not report.quantized
 
 
+@pytest.mark.parametrize("activations", [None, "int8"])
+@pytest.mark.parametrize("format", ["int4", "q4_k", "int8:32"])
+def test_the_head_of_few_bits_is_in_eight(format: str, activations: str | None) -> None:
+    scheme = QuantScheme(format, activations=activations)
+    assert scheme.head_format is not None
+    assert scheme.head_format.bits >= 8
+    assert scheme.head_format.name == "int8"
+    assert QuantScheme(format, head="keep", activations=activations).head_format is None
+
+
 @pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 @pytest.mark.parametrize("format", ["int8", "q4_k"])
 def test_a_folder_is_read_so_and_says_it(format: str) -> None:

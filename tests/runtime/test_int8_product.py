@@ -80,9 +80,8 @@ def test_packed_weights_give_the_same_bits(name, group, gate, outputs):
 @pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
 def test_sums_of_the_largest_numbers_of_any_signs_are_exact(name, group):
     torch.manual_seed(0)
-    of_neighbours = (
-        torch.arange(256)[:, None] >> torch.arange(8)
-    ) & 1  # all signs that eight neighbours have
+    # All signs that eight neighbours have.
+    of_neighbours = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     columns = columns_for(name, group, 640)
     signs = of_neighbours.repeat(1, columns // 8)
     if name == "int8":
