@@ -15,7 +15,7 @@ Formula: TypeAlias = Callable[[FunctionBuilder, Var], Var]
 """Emits what becomes of a value."""
 
 Packing: TypeAlias = tuple[Mapping[str, Formula], Mapping[str, Formula]]
-"""How operands are packed, and how that is undone, by their names."""
+"""How operands are packed, and how that is undone, by their names. A weight that several functions pack by one formula is stored once."""
 
 
 @dataclass(frozen=True)

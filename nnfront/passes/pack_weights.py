@@ -167,7 +167,7 @@ class _Packer(Mutator):
         names: Names,
         kept: set[str],
     ) -> None:
-        self.packed: dict[tuple[Var, str], Var] = {}
+        self.packed: dict[tuple[Var, Formula], Var] = {}
         super().__init__(self.packed)
         self.ir = ir
         self.packings = packings
@@ -200,7 +200,7 @@ class _Packer(Mutator):
     ) -> Atom:
         """The operand in its new order: made once in each block."""
         assert isinstance(arg, Var)
-        key = (arg, f"{packing.region}.{name}")
+        key = (arg, packing.pack[name])
         if key not in self.packed:
             builder = FunctionBuilder.of_bindings(self.local, binding.provenance)
             self.packed[key] = packing.pack[name](builder, arg)

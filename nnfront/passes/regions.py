@@ -5,6 +5,7 @@ qkv_attention      split of a fused projection, rope, append to the cache, atten
 gated_product      one product with gate and up side by side, activation, multiplication
 quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
 int8_activations_product  a product of integers (`linear_int8`), and a residual if there is one; int8_activations_gated_product likewise, of the `format` of its attributes
+quantized_embedding  rows of a matrix, in several tensors, that are taken and dequantised, in the `format` of its attributes
 quantized_experts  a mixture of experts of which `gate_up`, `down` or both are dequantised: `gate_up_format` and the like in its attributes
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
@@ -19,6 +20,7 @@ experts            the feed-forward layers of a mixture of experts
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nnfront import ops
@@ -104,6 +106,31 @@ def _format(attrs: dict[str, Any], found: Match, weight: str, prefix: str) -> Qu
         axis=attrs.pop(f"{prefix}axis") - stacked,
         **said,
     )
+
+
+def _is_of_rows(call: Call) -> bool:
+    return call.attrs["axis"] == 0 and tensor_type(call.args[0]).ndim == 2
+
+
+def _embeddings() -> tuple[Tree, ...]:
+    """Rows of a quantised matrix in several tensors, with zero points or without."""
+    weight, scales, zeros = (
+        apply(ops.take, name, "tokens", where=_is_of_rows) for name in ("weight", "scales", "zero_points")
+    )
+    unpacking = {"axis": "packing", "signed": "signed"}
+    elements = optional(lambda inner: apply(ops.unpack_int4, inner, keeps=unpacking), weight)
+    keeps = {name: name for name in ("group_size", "axis", "format", "dtype")}
+    return (
+        apply(ops.dequantize, elements, scales, zeros, keeps=keeps),
+        apply(ops.dequantize, elements, scales, keeps=keeps, where=lambda call: call.args[2] is None),
+    )
+
+
+def _of_matrix(found: Match) -> Mapping[str, Any]:
+    """The attributes of a region that dequantises rows: the format is that of the matrix that they are taken from."""
+    more = tensor_type(found.operands["tokens"]).ndim - 1
+    attrs = {name: x - more if name in ("axis", "packing") else x for name, x in found.attrs.items()}
+    return _with_format(replace(found, attrs=attrs))
 
 
 def _products(product: Either) -> tuple[Tree, ...]:
@@ -278,9 +305,17 @@ _PRODUCTS_OF_NORMS = (
     Pattern(f"{OF_NORM}product", _products(_OF_NORM)),
 )
 
+_EMBEDDING = Pattern("quantized_embedding", _embeddings(), attrs=_of_matrix)
 _QUANTIZED_EXPERTS = Pattern("quantized_experts", _quantized_experts(), attrs=_of_matrices)
 
-PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, *_PRODUCTS_OF_INTEGERS, _QUANTIZED_EXPERTS, *_ROWS)
+PATTERNS: tuple[Pattern, ...] = (
+    _QKV,
+    *_GATED,
+    *_PRODUCTS_OF_INTEGERS,
+    _EMBEDDING,
+    _QUANTIZED_EXPERTS,
+    *_ROWS,
+)
 CUDA_PATTERNS: tuple[Pattern, ...] = (
     _QKV,
     Pattern("rope_attention", (_rope_attention(),)),

@@ -7,7 +7,9 @@ quantized_product  also gated, by their format: 4-bit weights in the order of `n
                    float8 weights as they are, with their scales [N, 1]
 int8_activations_product
                    also gated, on a CPU, but for weights in blocks: panels of PANEL outputs, in which four bytes of each follow one another, [N / PANEL, bytes / 4, PANEL, 4];
-                   scales and zero points [N / PANEL, K / group, PANEL]
+                   scales and zero points of groups [N / PANEL, K / group, PANEL]; outputs that fill no panel lie behind, one after the other
+quantized_embedding
+                   likewise, so that a head that is the embedding as well is stored once
 """
 
 from __future__ import annotations
@@ -118,35 +120,44 @@ def _transpose(builder: FunctionBuilder, x: Var) -> Var:
 
 
 def _panels(builder: FunctionBuilder, x: Var, *, word: int, is_apart: bool) -> Var:
-    """Have words of PANEL rows [N, K] follow one another, or put such rows apart again."""
+    """Have words of PANEL rows [N, K] follow one another, or put such rows apart again; rows that fill no panel stay."""
     rows, size = tensor_type(x).shape
     assert isinstance(rows, int) and isinstance(size, int)
+    whole = rows // PANEL * PANEL
+    panels = x if whole == rows else builder.call(ops.getitem, x, index=(slice(whole),))
     parts = (size // word, PANEL) if is_apart else (PANEL, size // word)
-    apart = builder.call(ops.reshape, x, shape=(rows // PANEL, *parts, word))
-    return builder.call(
-        ops.reshape, builder.call(ops.permute_dims, apart, axes=(0, 2, 1, 3)), shape=(rows, size)
-    )
+    apart = builder.call(ops.reshape, panels, shape=(rows // PANEL, *parts, word))
+    swapped = builder.call(ops.permute_dims, apart, axes=(0, 2, 1, 3))
+    ordered = builder.call(ops.reshape, swapped, shape=(whole, size))
+    if whole == rows:
+        return ordered
+    behind = builder.call(ops.getitem, x, index=(slice(whole, None),))
+    return builder.call(ops.concat, ordered, behind, dim=0)
 
 
-def _int8_panels(function: Function, *, halves: int) -> Packing | None:
-    """The weight of a product of integers, each of `halves` of which is whole panels; not in blocks, which are read where they lie."""
+# By the bytes of a word: a weight that several functions pack is stored once, as the formula is the same.
+_IN_PANELS, _OUT_OF_PANELS = (
+    {word: partial(_panels, word=word, is_apart=is_apart) for word in (1, WORD)} for is_apart in (False, True)
+)
+
+
+def _int8_panels(function: Function, *, halves: int = 1) -> Packing | None:
+    """The weight of a product of integers, of which each of two `halves` is whole panels; not in blocks, which are read where they lie."""
     types = {p.name: p.type for p in function.params}
     weight, scales = types["weight"], types.get("scales")
     assert isinstance(weight, TensorType)
     if (
         not isinstance(scales, TensorType)
         or weight.static_shape is None
-        or weight.static_shape[0] % (halves * PANEL)
+        or weight.static_shape[0] < PANEL
         or weight.static_shape[1] % WORD
+        or (halves > 1 and weight.static_shape[0] % (halves * PANEL))
     ):
         return None
     words = {"weight": WORD}
     if scales.static_shape is not None and scales.static_shape[1] > 1:
         words |= {"scales": 1, "zero_points": 1}
-    pack, unpack = (
-        {name: partial(_panels, word=word, is_apart=is_apart) for name, word in words.items()}
-        for is_apart in (False, True)
-    )
+    pack, unpack = ({name: of[word] for name, word in words.items()} for of in (_IN_PANELS, _OUT_OF_PANELS))
     return pack, unpack
 
 
@@ -202,14 +213,13 @@ LAYOUTS = {
     layout.region: layout
     for layout in (
         WeightLayout("experts", "interleaved_experts", _gated_experts),
-        WeightLayout(
-            "int8_activations_product", "packed_int8_activations_product", partial(_int8_panels, halves=1)
-        ),
+        WeightLayout("int8_activations_product", "packed_int8_activations_product", _int8_panels),
         WeightLayout(
             "int8_activations_gated_product",
             "packed_int8_activations_gated_product",
             partial(_int8_panels, halves=2),
         ),
+        WeightLayout("quantized_embedding", "packed_quantized_embedding", _int8_panels),
         *_PRODUCTS,
         # The same with a norm of the rows before the product.
         *(WeightLayout(OF_NORM + each.of, OF_NORM + each.region, each.packing) for each in _PRODUCTS),

@@ -167,6 +167,33 @@ CASES = {
         "int8_activations_product",
         {"format": "q6_k"},
     ),
+    "rows of a matrix in 8 bits": (
+        lambda q, s, i: op.dequantize(op.take(q, i, 0), op.take(s, i, 0)),
+        {
+            "q": spec.Tensor([F, D], "int8"),
+            "s": spec.Tensor([F, 1], "float32"),
+            "i": spec.Tensor(["b", "n"], "int32"),
+        },
+        "quantized_embedding",
+        {"format": "int8"},
+    ),
+    "rows of a matrix in 4 bits with zero points": (
+        lambda q, s, z, i: op.dequantize(
+            op.unpack_int4(op.take(q, i, 0), signed=False),
+            op.take(s, i, 0),
+            op.take(z, i, 0),
+            4,
+            dtype="bfloat16",
+        ),
+        {
+            "q": spec.Tensor([F, D // 2], "uint8"),
+            "s": spec.Tensor([F, D // 4], "float32"),
+            "z": spec.Tensor([F, D // 4], "uint8"),
+            "i": spec.Tensor(["n"], "int64"),
+        },
+        "quantized_embedding",
+        {"format": "uint4", "group_size": 4, "dtype": "bfloat16"},
+    ),
     "integers and a residual": (
         lambda x, q, s, b, y: y + op.linear_int8(x, q, s, bias=b),
         {

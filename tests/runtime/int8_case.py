@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import torch
 
+import nnfront as nn
 from nnfront import ops
 from nnfront.backends.cpu.activations import NO_ACTIVATION
 from nnfront.backends.cpu.extension import NATIVE, work_bytes
 from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as
 from nnfront.ops.block_rounding import scales_in
-from nnfront.quant_format import BLOCK_FORMATS, FORMATS
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 BESIDE = [("int8", None)] + [(name, group) for name in ("int8", "int4", "uint4") for group in GROUPS]
 """Formats with scales beside the numbers."""
@@ -33,14 +34,14 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_panels(x: torch.Tensor | None, word: int) -> torch.Tensor | None:
-    """Of 16 rows so many bytes of the first, of the second and so on, and then what follows of each."""
+    """Of 16 rows so many bytes of the first, of the second and so on, and then what follows of each, but for rows that fill no 16."""
     if x is None:
         return None
-    words = [row.reshape(-1, word).unbind() for row in x]
+    whole = len(x) // 16 * 16
+    words = [row.reshape(-1, word).unbind() for row in x[:whole]]
     panels = [words[first : first + 16] for first in range(0, len(words), 16)]
-    return torch.cat([of_row for panel in panels for at in zip(*panel, strict=True) for of_row in at]).view(
-        x.shape
-    )
+    ordered = [of_row for panel in panels for at in zip(*panel, strict=True) for of_row in at]
+    return torch.cat([*ordered, x[whole:].flatten()]).view(x.shape)
 
 
 def any_blocks(
@@ -151,3 +152,20 @@ class Case:
         """Within the rounding of the result and of a float32 sum of what groups give."""
         sizes = self.x.double().abs() @ self.terms.T
         assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()
+
+
+def as_stored(session: nn.Session, name: str) -> torch.Tensor | None:
+    """A weight that a session holds, in the order of its outputs."""
+    found = [(key, tensor) for key, tensor in session.weights.items() if key.startswith(name)]
+    if not found or found[0][0] == name:
+        return found[0][1] if found else None
+    (_, panels), word = found[0], 1 if name.endswith(("scales", "zero_points")) else 4
+    rows, size = panels.shape
+    whole = rows // 16 * 16
+    in_order = panels[:whole].view(rows // 16, size // word, 16, word).transpose(1, 2).reshape(whole, size)
+    return torch.cat([in_order, panels[whole:]])
+
+
+def is_packed(format: QuantFormat, outputs: int, halves: int = 1) -> bool:
+    """Whether a weight lies in panels: of whole ones alone where there are gates."""
+    return format.block is None and (halves == 1 or outputs % 16 == 0)

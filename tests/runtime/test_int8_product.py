@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from int8_case import BESIDE, BLOCKS, HALF_BLOCK, WAYS, Case, columns_for, rounded
+from int8_case import BESIDE, BLOCKS, HALF_BLOCK, WAYS, Case, as_stored, columns_for, is_packed, rounded
 from torch.nn import functional as F
 
 import nnfront as nn
@@ -77,6 +77,18 @@ def test_packed_weights_give_the_same_bits(name, group, gate, outputs):
         case.check(case.run(case.x, is_packed=True), rounded(case.x) @ case.dense.T)
 
 
+@pytest.mark.parametrize("outputs", [1, 8, 50, 72, 201])
+@pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
+def test_outputs_that_fill_no_panel_lie_behind(name, group, outputs):
+    torch.manual_seed(0)
+    case = Case(name, group, 65, columns_for(name, group, 672), outputs, is_wide=outputs == 50)
+    bias = torch.randn(outputs).bfloat16()
+    for rows in (1, 2, 3, 13, 65):
+        x = case.x[:rows].clone()
+        assert torch.equal(case.run(x, bias, is_packed=True), case.run(x, bias)), rows
+    case.check(case.run(case.x, is_packed=True), rounded(case.x) @ case.dense.T)
+
+
 @pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
 def test_sums_of_the_largest_numbers_of_any_signs_are_exact(name, group):
     torch.manual_seed(0)
@@ -92,12 +104,12 @@ def test_sums_of_the_largest_numbers_of_any_signs_are_exact(name, group):
     case = Case(name, group, 256, columns, 256, is_wide=True, weight=weight)
     case.x = (1 - 2 * signs).bfloat16()
     exact = rounded(case.x) @ case.dense.T
-    for is_packed in (False, True):
-        together = case.run(case.x, is_packed=is_packed)
+    for packed in (False, True):
+        together = case.run(case.x, is_packed=packed)
         case.check(together, exact)
         for rows in (1, 2, 8):
             for first in (0, 15, 85, 170, 248):
-                few = case.run(case.x[first : first + rows].clone(), is_packed=is_packed)
+                few = case.run(case.x[first : first + rows].clone(), is_packed=packed)
                 assert torch.equal(few, together[first : first + rows])
 
 
@@ -192,20 +204,14 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         call(0, 64, 1, 0, 5)
     with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 64 columns"):
         call(1, 64, 3)
-    for stored, columns, groups, outputs in ((0, 64, 1, 4), (7, 128, 4, 16)):
-        with pytest.raises(ValueError, match=f"of 4 bytes or a multiple of that, got {outputs} x {columns}"):
-            call(stored, columns, groups, packed=outputs)
+    for stored, columns, groups, outputs, gate in (
+        (0, 64, 1, 4, 0),
+        (0, 63, 1, 4, 4),
+        (7, 128, 4, 16, 4),
+    ):
+        with pytest.raises(ValueError, match=f"a multiple of 4 bytes, .* got {outputs} x {columns}"):
+            call(stored, columns, groups, gate=gate, packed=outputs)
     assert y.isnan().all()
-
-
-def as_stored(session: nn.Session, name: str) -> torch.Tensor | None:
-    """A weight that a session holds, in the order of its outputs."""
-    found = [(key, tensor) for key, tensor in session.weights.items() if key.startswith(name)]
-    if not found or found[0][0] == name:
-        return found[0][1] if found else None
-    (_, panels), word = found[0], 1 if name.endswith(("scales", "zero_points")) else 4
-    rows, size = panels.shape
-    return panels.view(rows // 16, size // word, 16, word).transpose(1, 2).reshape(rows, size)
 
 
 class Product(nn.Module):
@@ -227,8 +233,7 @@ def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows, ou
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     (product, _) = executable.program.methods["forward"].body.instructions
     known = named(format)
-    is_packed = outputs % 16 == 0 and known.block is None
-    assert product.kernel == ("packed_" if is_packed else "") + "int8_activations_product"
+    assert product.kernel == "packed_" * is_packed(known, outputs) + "int8_activations_product"
     torch.manual_seed(rows)
     weights = {"up.weight": torch.randn(outputs, 128).bfloat16(), "up.bias": torch.randn(outputs).bfloat16()}
     x = torch.randn(rows, 2, 128).bfloat16()
@@ -269,10 +274,9 @@ def test_gates_and_residuals_are_those_of_the_ops_one_by_one(
     ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     kernels = {run.kernel for run in executable.program.methods["forward"].body.instructions}
-    ends = ("gated_product", inner), ("product", outputs)
+    ends = ("gated_product", inner, 2), ("product", outputs, 1)
     known = named(format)
-    is_packed = {size: size % 16 == 0 and known.block is None for _, size in ends}
-    assert {f"{'packed_' * is_packed[size]}int8_activations_{end}" for end, size in ends} <= kernels
+    assert {f"{'packed_' * is_packed(known, *size)}int8_activations_{end}" for end, *size in ends} <= kernels
     torch.manual_seed(rows)
     shapes = {"both.weight": (2 * inner, 128), "both.bias": (2 * inner,)}
     shapes |= {"down.weight": (outputs, inner), "down.bias": (outputs,)}

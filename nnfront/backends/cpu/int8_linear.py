@@ -103,7 +103,10 @@ def _write(
 def _unpacked(weight: torch.Tensor, word: int) -> torch.Tensor:
     """A weight, scales or zero points of which words of PANEL outputs follow one another, in the order of outputs."""
     rows, size = weight.shape
-    return weight.view(rows // PANEL, size // word, PANEL, word).transpose(1, 2).reshape(rows, size)
+    whole = rows // PANEL * PANEL
+    panels = weight[:whole].view(-1, size // word, PANEL, word)
+    apart = panels.transpose(1, 2).reshape(whole, size)
+    return apart if whole == rows else torch.cat([apart, weight[whole:]])
 
 
 def _of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
@@ -111,8 +114,9 @@ def _of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
     bound = multiply(run)
 
     def product(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: Any, *others: Any) -> Any:
-        zeros = None if zeros is None else _unpacked(zeros, 1)
-        return bound(x, _unpacked(weight, WORD), _unpacked(scales, 1), zeros, *others)
+        if scales.shape[1] > 1:
+            scales, zeros = _unpacked(scales, 1), None if zeros is None else _unpacked(zeros, 1)
+        return bound(x, _unpacked(weight, WORD), scales, zeros, *others)
 
     return product
 

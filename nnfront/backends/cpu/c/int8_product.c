@@ -3,10 +3,9 @@
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
 // cost nothing. CHUNK columns of OF_PANEL outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed
-// weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many. Few rows meet one that is not packed as it lies where
-// bytes are multiplied by fours or in pairs (`int8_gemv.h`), and matrix tiles multiply 16 rows at a time (`int8_tiles.h`). In pairs, where sums have 16 bits, four bits of a weight are multiplied
-// with bytes of x, bytes by their sizes with bytes of x that take their signs, and bytes that are brought into order with words of x. Sums of a part are exact, and parts are added in their
-// order: so a row has the same bits in all ways. One row meets STREAMS panels at once where that is faster (`words.h`).
+// weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many; matrix tiles multiply 16 rows at a time (`int8_tiles.h`).
+// In pairs, where sums have 16 bits, four bits of a weight are multiplied with bytes of x, bytes by their sizes with bytes of x that take their signs, and bytes that are brought into order with
+// words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways. One row meets STREAMS panels at once where that is faster, and two rows half as many (`words.h`).
 // Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`).
 
 #include <math.h>
@@ -22,7 +21,7 @@
 #endif
 
 enum {
-    MOST_AS_IT_LIES = (BYTES_BY_PAIRS ? 2 : 4) * IN_BLOCK,  // rows that meet a packed weight as it lies
+    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that meet a packed weight as it lies where bytes are multiplied by fours; in pairs all rows do
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
@@ -58,11 +57,11 @@ typedef struct {
     float *scales;             // [rows]
     float *sums;               // [rows, parts], or for tiles, which need them for zero points alone, [rows / 16, parts, 16], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
-    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; of each of few rows as they meet the weight; for tiles [rows / 16, columns / 64, 16, 64]
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; for blocks of each row [columns / BLOCK, BLOCK_OF_X]; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t next;           // quantised values from a row to the next one where rows lie one after the other
     Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates
-    bool is_few, is_tiled;
+    bool is_tiled;
     bool in_words;             // whether quantised values are words, the first and third of four neighbours ahead of the others: they are multiplied with words of a weight
 } Int8;
 
@@ -72,12 +71,6 @@ INLINE Py_ssize_t rows_of_block(Py_ssize_t left) { return left >= IN_BLOCK ? IN_
 // The column of a quantised value among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
 INLINE int column_of_number(bool is_four_bits, int number) {
     return is_four_bits ? 2 * (number % FOUR) + number / FOUR : number;
-}
-
-// Where four neighbours lie among those of few rows, which lie one after the other: the halves of a vector of bytes are a vector each.
-INLINE Py_ssize_t place_of_four(const bool is_four_bits, Py_ssize_t four) {
-    const int halves = 1 + is_four_bits;
-    return (four / (halves * FLOATS) * halves + four % halves) * FLOATS + four % (halves * FLOATS) / halves;
 }
 
 // Where four neighbours of a row lie among those of tiles, which are rows of as many fours.
@@ -118,7 +111,7 @@ INLINE bool is_gated(const struct multiply_int8 *n) { return n->gate != NOTHING;
 // Whether sums of products begin in 16 bits: half of what is taken from a part of 32 columns in each of two, in which these sums stay below 2^15.
 INLINE bool begins_in_words(const Int8 *p) { return BYTES_BY_PAIRS && p->n->stored == INT4_GROUPS && p->length == IN_WORDS; }
 
-INLINE bool has_one_offset(const Int8 *p) { return !p->is_few && p->n->stored != UINT4_GROUPS; }
+INLINE bool has_one_offset(const Int8 *p) { return p->n->stored != UINT4_GROUPS; }
 
 // STEP quantised values, as they meet the weight.
 FAST INLINE void in_order(const Ints *quantized, const bool is_four_bits, Rounded *to) {
@@ -171,7 +164,7 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
                 continue;
             }
             for (int four = 0; four < STEP / FOUR; four++) {
-                const Py_ssize_t number = first / FOUR + four, place = p->is_few ? place_of_four(is_four_bits, number) : number * rows + at;
+                const Py_ssize_t place = (first / FOUR + four) * rows + at;
                 const Rounded *of = ordered + four * FOUR;
                 const int16_t words[FOUR] = {of[0], of[2], of[1], of[3]};
                 if (p->in_words) memcpy(to + place * (Py_ssize_t)sizeof words, words, sizeof words);
@@ -192,7 +185,7 @@ FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end)
     const Int8 *p = given;
     const Py_ssize_t all_rows = p->n->rows;
     for (Py_ssize_t row = 0, rows; row < end; row += rows) {
-        rows = p->is_few ? 1 : p->is_tiled ? OF_TILE : rows_of_block(all_rows - row);
+        rows = in_blocks((Stored)p->n->stored) ? 1 : p->is_tiled ? OF_TILE : rows_of_block(all_rows - row);
         for (Py_ssize_t i = 0; i < rows; i++)
             if (row + i >= first && row + i < end) {
                 const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
@@ -228,6 +221,9 @@ FAST INLINE Ints plus_products(Ints sum, Bits weight, const Rounded *x, const in
 // The output of a lane of a vector of outputs from `at` on; the last one again where there are fewer.
 FAST INLINE Py_ssize_t output_of(const Int8 *p, Py_ssize_t at, int lane) { return at + lane < p->outputs ? at + lane : p->outputs - 1; }
 
+// Whether a vector of outputs from `at` on lies in a panel: those of a packed weight that fill none lie behind, one after the other.
+INLINE bool lies_in_panel(const Int8 *p, Py_ssize_t at) { return p->n->is_packed && at < p->outputs / OF_PANEL * OF_PANEL; }
+
 // Four bytes of each of FLOATS outputs from `at` on in a packed weight; the next four lie OF_PANEL times four bytes behind.
 INLINE const uint8_t *packed_words(const Int8 *p, Py_ssize_t at, Py_ssize_t byte) {
     return (const uint8_t *)p->n->quantized + at / OF_PANEL * OF_PANEL * p->bytes + byte * OF_PANEL + at % OF_PANEL * FOUR;
@@ -257,12 +253,13 @@ FAST INLINE Bits *as_integers(const Int8 *p, const Bits found, Bits *to) {
 FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
     const Stored how = (Stored)p->n->stored;
     const Py_ssize_t bytes = p->bytes;
+    const bool in_panel = lies_in_panel(p, at);
     const uint8_t *packed = packed_words(p, at, bytes_of(how, first)), *behind = packed_words(p, at, bytes_of(how, end));
-    for (; p->n->is_packed && packed < behind; packed += OF_PANEL * FOUR) {
+    for (; in_panel && packed < behind; packed += OF_PANEL * FOUR) {
         fetch(packed + AHEAD_OF_PACKED);
         to = as_integers(p, (Bits)floats(packed), to);
     }
-    for (Py_ssize_t byte = bytes_of(how, first); !p->n->is_packed && byte < bytes_of(how, end); byte += VECTOR) {
+    for (Py_ssize_t byte = bytes_of(how, first); !in_panel && byte < bytes_of(how, end); byte += VECTOR) {
         Bits of[FLOATS];
 #pragma GCC unroll 16
         for (int lane = 0; lane < FLOATS; lane++) {
@@ -275,20 +272,28 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
     }
 }
 
+// Columns `first` to `end` of the last outputs, which fill no panel, as one.
+FAST static const uint8_t *made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint8_t *const to) {
+    uint8_t *next = to;
+    for (Py_ssize_t byte = bytes_of((Stored)p->n->stored, first); byte < bytes_of((Stored)p->n->stored, end); byte += FOUR)
+        for (int lane = 0; lane < OF_PANEL; lane++, next += FOUR) memcpy(next, (const uint8_t *)p->n->quantized + output_of(p, at, lane) * p->bytes + byte, FOUR);
+    return to;
+}
+
 // For each part from `first` on the scales of FLOATS outputs, and their zero points where there are any; behind `end` to a multiple of FLOATS parts. Whether scales are wide is a constant
 // wherever this is inlined.
 FAST INLINE void factors_in_order(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros, const bool is_wide) {
     const struct multiply_int8 *n = p->n;
-    const bool has_zeros = n->stored == UINT4_GROUPS, is_one = n->stored == INT8;
+    const bool has_zeros = n->stored == UINT4_GROUPS, is_one = n->stored == INT8, in_panel = lies_in_panel(p, at);
     const Py_ssize_t panel = at / OF_PANEL * n->groups * OF_PANEL + at % OF_PANEL;
-    for (Py_ssize_t part = first; n->is_packed && part < end; part++) {
+    for (Py_ssize_t part = first; in_panel && part < end; part++) {
         const Py_ssize_t place = panel + (is_one ? 0 : part * OF_PANEL);
         fetch((const uint8_t *)n->scales + (place + n->groups * OF_PANEL) * (is_wide ? 4 : 2));  // of the next panel
         *scales++ = elements(n->scales, is_wide, place, first_lanes(FLOATS));
     }
-    for (Py_ssize_t part = first; n->is_packed && has_zeros && part < end; part++)
+    for (Py_ssize_t part = first; in_panel && has_zeros && part < end; part++)
         *zeros++ = __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + panel + part * OF_PANEL, first_lanes(FLOATS)), Floats);
-    for (Py_ssize_t part = first; !n->is_packed && part < end; part += FLOATS, scales += FLOATS, zeros += FLOATS) {
+    for (Py_ssize_t part = first; !in_panel && part < end; part += FLOATS, scales += FLOATS, zeros += FLOATS) {
         Bits of[FLOATS], points[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
             const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
@@ -386,7 +391,10 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 }
 #endif
 
-// What a chunk adds to the sums of a block, [row, output of the panel]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
+// Where the sums of vector `i` of a block lie, of which those of all rows follow one another, among sums of panels [panel, row, output].
+INLINE int place_of_vector(int i, const int rows) { return (i / rows / IN_PANEL * rows + i % rows) * OF_PANEL + i / rows % IN_PANEL * FLOATS; }
+
+// What a chunk adds to the sums of a block, [panel, row, output]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
 // lie `next` bytes apart in each of some weights. `rows`, `halves` and `vectors` are constants wherever this is inlined.
 FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors, const bool is_short) {
@@ -395,7 +403,7 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py
     const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
     Floats sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
-    for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + i % rows * OF_PANEL + i / rows * FLOATS) : all(0.0f);
+    for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + place_of_vector(i, rows)) : all(0.0f);
     for (Py_ssize_t begin = first, of_first = first / p->length, part = 0; begin < end; begin += p->length, part++) {
         const Py_ssize_t left = is_short ? (Py_ssize_t)IN_WORDS : end - begin < p->length ? end - begin : p->length, count = (left + numbers * FOUR - 1) / (numbers * FOUR);
         Ints products[2][SUMS_OF_BLOCK];
@@ -414,7 +422,7 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py
         }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < all_of; i++) store(to + i % rows * OF_PANEL + i / rows * FLOATS, sums[i]);
+    for (int i = 0; i < all_of; i++) store(to + place_of_vector(i, rows), sums[i]);
 }
 
 // Write a vector of outputs of some rows from their sums, `next` apart, and if they are gates those of what these are multiplied with.
@@ -434,29 +442,27 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
-// Makes the sums of one row and of the outputs that begin at `at`: of STREAMS panels or vectors of them.
+// Makes the sums of the rows that there are and of the outputs that begin at `at`, STREAMS / rows panels or vectors of them: [panel or vector, row, output].
 typedef void StreamSums(const Int8 *p, const Py_ssize_t *at, float *sums);
 
-// Write the outputs of one row, by numbers of panels or vectors of `each` of them, of which STREAMS are read at once; gates with what they are multiplied with. Returns the number of the first that is left.
-FAST INLINE Py_ssize_t in_streams(const Int8 *p, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
-    if (STREAMS == 1 || p->n->rows > 1) return first;
-    const int halves = 1 + is_gated(p->n), together = STREAMS / halves;
+// Write the outputs of `rows` rows, a constant, if there are so many, by numbers of panels or vectors of `each` of them, of which STREAMS / rows are read at once; gates with what they are multiplied with.
+// Returns the number of the first that is left.
+FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
+    const int streams = STREAMS / rows;
+    if (streams < 2 || p->n->rows != rows) return first;
+    const int halves = 1 + is_gated(p->n), together = streams / halves, of_stream = rows * each;
     const Py_ssize_t apart = (last - first) / together;
     for (const Py_ssize_t behind = first + apart; first < behind; first++) {
         Py_ssize_t at[STREAMS];
         float sums[STREAMS * OF_PANEL];
-        for (int stream = 0; stream < STREAMS; stream++) at[stream] = (first + stream / halves * apart) * each + stream % halves * p->n->outputs;
+        for (int stream = 0; stream < streams; stream++) at[stream] = (first + stream / halves * apart) * each + stream % halves * p->n->outputs;
         sums_of(p, at, sums);
-        for (int stream = 0; stream < STREAMS; stream += halves)
-            for (int lane = 0; lane < each; lane += FLOATS)
-                finish_rows(p, at[stream] + lane, 0, 1, sums + stream * each + lane, sums + (stream + halves - 1) * each + lane, each);
+        for (int stream = 0; stream < streams; stream += halves)
+            for (int lane = 0; lane < each && at[stream] + lane < p->n->outputs; lane += FLOATS)
+                finish_rows(p, at[stream] + lane, 0, rows, sums + stream * of_stream + lane, sums + (stream + halves - 1) * of_stream + lane, each);
     }
     return first + (together - 1) * apart;
 }
-
-#if BYTES_BY_FOURS || BYTES_BY_PAIRS
-#include "int8_gemv.h"
-#endif
 
 #include "int8_blocks.h"
 
@@ -487,9 +493,9 @@ FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *const *weights, 
 }
 
 // Whether rows meet a packed weight as it lies.
-INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && rows <= MOST_AS_IT_LIES; }
+INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && (BYTES_BY_PAIRS || rows <= MOST_AS_IT_LIES); }
 
-// Make the sums of the rows `from` to `to` and of panels of outputs, which begin at `at`; of more than one for one row alone.
+// Make the sums of the rows `from` to `to` and of panels of outputs, which begin at `at`: [panel, row, output]; of STREAMS / rows panels for few rows alone.
 FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, Py_ssize_t to, float *sums, const int streams) {
     const Stored how = (Stored)p->n->stored;
     Arranged weight[IN_PANEL];
@@ -499,17 +505,17 @@ FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, 
         const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
         const uint8_t *lies[STREAMS] = {(const uint8_t *)weight};
         for (int v = 0; v < streams * IN_PANEL; v++) {
-            const Py_ssize_t output = at[v / IN_PANEL] + v % IN_PANEL * FLOATS;
+            const Py_ssize_t panel = at[v / IN_PANEL], output = panel + v % IN_PANEL * FLOATS;
             if (!packed) arrange_chunk(p, output, first, end, weight[v]);
-            else lies[v / IN_PANEL] = packed_words(p, at[v / IN_PANEL], bytes_of(how, first));
+            else if (v % IN_PANEL == 0) lies[v / IN_PANEL] = lies_in_panel(p, panel) ? packed_words(p, panel, bytes_of(how, first)) : made_panel(p, panel, first, end, (uint8_t *)weight);
             factors_of_parts(p, output, first / p->length, (end + p->length - 1) / p->length, scales[v], offsets[v]);
         }
 #define ROWS(count) multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count, streams)
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
-            rows = streams > 1 ? 1 : rows_of_block(p->n->rows - row);
+            rows = streams > 1 ? STREAMS / streams : rows_of_block(p->n->rows - row);
             switch (rows) {
-                case 1: ROWS(1); break;
-                case 2: if (streams == 1) ROWS(2); break;
+                case 1: if (streams == 1 || streams == STREAMS) ROWS(1); break;
+                case 2: if (streams == 1 || streams == STREAMS / 2) ROWS(2); break;
                 case 4: if (streams == 1) ROWS(4); break;
 #if IN_BLOCK == 12
                 case 8: ROWS(8); break;
@@ -521,13 +527,15 @@ FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, 
     }
 }
 
-FAST static void sum_streams_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 1, sums, STREAMS); }
+FAST static void one_row_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 1, sums, STREAMS); }
+
+FAST static void two_rows_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 2, sums, STREAMS > 1 ? STREAMS / 2 : 1); }
 
 // Panels of outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t last) {
     const Int8 *p = given;
     float sums[2][NEAR_ROWS * OF_PANEL];
-    if (p->n->is_packed) panel = in_streams(p, panel, last, OF_PANEL, sum_streams_of_panels);
+    if (p->n->is_packed) panel = in_streams(p, 1, panel, last, OF_PANEL, one_row_of_panels), panel = in_streams(p, 2, panel, last, OF_PANEL, two_rows_of_panels);
     for (; panel < last; panel++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
             const Py_ssize_t at[2] = {panel * OF_PANEL, p->n->outputs + panel * OF_PANEL}, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
@@ -543,22 +551,19 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS && !in_blocks(how)) return refused("integers of a weight, got %zd", n->stored);
     if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
-    if (n->is_packed && (in_blocks(how) || n->outputs % OF_PANEL || bytes_of(how, n->columns) % FOUR))
-        return refused("a packed weight has a multiple of %d outputs, of %d bytes or a multiple of that, got %zd x %zd", OF_PANEL, FOUR, n->outputs, n->columns);
+    if (n->is_packed && (in_blocks(how) || bytes_of(how, n->columns) % FOUR || (is_gated(n) && n->outputs % OF_PANEL)))
+        return refused("a packed weight has outputs of a multiple of %d bytes, and where there are gates a multiple of %d, got %zd x %zd", FOUR, OF_PANEL, n->outputs, n->columns);
     const Py_ssize_t length = how == INT8 ? (Py_ssize_t)CHUNK : in_blocks(how) ? BLOCK / (has_minima(how) ? FACTORS / 2 : FACTORS) : n->columns / n->groups;
     if (in_blocks(how) && n->groups != n->columns / length) return refused("groups of %zd columns, got %zd of %zd columns", length, n->groups, n->columns);
     Int8 p = {.n = n, .length = length, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
     Share outputs = int8_outputs;
     Py_ssize_t whole = STEP, each = OF_PANEL;  // columns that are multiplied at once, outputs
-    if (in_blocks(how)) p.is_few = true, outputs = outputs_of(how), each = FLOATS, whole = BLOCK;
+    if (in_blocks(how)) outputs = outputs_of(how), each = FLOATS, whole = BLOCK;
 #if HAS_TILES
-    else if (n->rows >= (n->is_packed ? IN_BLOCK + 1 : LEAST_TILED) && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
-#endif
-#if BYTES_BY_FOURS || BYTES_BY_PAIRS
-    else if (!n->is_packed && n->rows <= (how == INT8 ? (int)FEW : (int)FEW_IN_GROUPS)) p.is_few = true, outputs = few_outputs_of(how, p.length), each = FLOATS, whole = VECTOR * (1 + (how >= INT4_GROUPS));
+    else if (n->rows > IN_BLOCK && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
 #if !BYTES_BY_FOURS
-    p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !p.is_few && !lies_packed(&p, n->rows)));
+    p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !lies_packed(&p, n->rows)));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.next = in_blocks(how) ? p.padded / BLOCK * BLOCK_OF_X : p.padded * bytes_of_rounded(&p);

@@ -5,10 +5,9 @@
 // those that are made without tiles.
 
 enum {
-    LEAST_TILED = 8,  // rows for which that pays
-    IN_TILE = 64,     // columns of a step; groups may have half as many
-    TOGETHER = 8,     // vectors of outputs that are multiplied with rows of x while these are near
-    FEW_TILED = 64,   // rows that are near anyway
+    IN_TILE = 64,    // columns of a step; groups may have half as many
+    TOGETHER = 8,    // vectors of outputs that are multiplied with rows of x while these are near
+    FEW_TILED = 64,  // rows that are near anyway
 };
 
 // Let tiles 0 to 3 be sums, 4 and 5 of x, 6 and 7 of a weight, which are multiplied by half as many columns.

@@ -281,15 +281,6 @@ FAST INLINE Floats fused(Floats x, Floats y, Floats z) {
 #endif
 }
 
-// The same of four.
-FAST INLINE Four fused_four(Four x, Four y, Four z) {
-#if AVX512 || AVX2
-    return _mm_fmadd_ps(x, y, z);
-#else
-    return fused(x, y, z);
-#endif
-}
-
 // Elements from `at` on, which are float if `is_wide` and else bfloat16, zero where `there` marks none.
 FAST INLINE Floats elements(const void *from, bool is_wide, Py_ssize_t at, Lanes there) {
     return is_wide ? floats_there((const float *)from + at, there) : widened_vector((const uint16_t *)from + at, there);
