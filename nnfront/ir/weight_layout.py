@@ -24,8 +24,10 @@ class WeightLayout:
 
     of        the fusion whose calls become calls of `region` when their weights are stored so
     packing   gives the formulas for a function of that fusion; None for one whose weights cannot be stored so
+    follows   whether that is worth nothing by itself: weights are stored so only where another fusion wants them so
     """
 
     of: str
     region: str
     packing: Callable[[Function], Packing | None]
+    follows: bool = False

@@ -72,7 +72,7 @@ from nnfront.ir import (
 )
 from nnfront.passes.base import Step, module_pass, step_name
 from nnfront.passes.weight_layouts import LAYOUTS
-from nnfront.passes.weight_values import read_as_they_are, weight_values
+from nnfront.passes.weight_values import read_as_they_are, weight_values, weights_read
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class _Packing:
     region: str
     pack: Mapping[str, Formula]
     unpack: Mapping[str, Formula]
+    follows: bool
 
 
 Takes: TypeAlias = Callable[[IRModule, Function, Collection[str]], bool]
@@ -114,13 +115,15 @@ def pack_weights(
     if not packings:
         return ir
     kept = read_as_they_are(ir, lambda binding: _packed_operands(binding, ir, packings).values())
+    leading = {name: packing for name, packing in packings.items() if not packing.follows}
+    led = weights_read(ir, lambda binding: _packed_operands(binding, ir, leading).values())
     made: dict[str, Function] = {}
     functions: list[Function] = []
     for function in ir.functions:
         if function.kind not in ("public", "private"):
             functions.append(function)
             continue
-        packer = _Packer(function, ir, packings, made, names, kept)
+        packer = _Packer(function, ir, packings, made, names, kept, led)
         before = len(made)
         new = packer.function(function)
         functions += [*list(made.values())[before:], new]
@@ -142,7 +145,7 @@ def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | 
     for layout in layouts:
         found = layout.packing(function) if layout.of == function.attrs.get("region") else None
         if found is not None:
-            return _Packing(layout.region, *found)
+            return _Packing(layout.region, *found, layout.follows)
     return None
 
 
@@ -166,6 +169,7 @@ class _Packer(Mutator):
         made: dict[str, Function],
         names: Names,
         kept: set[str],
+        led: set[str],
     ) -> None:
         self.packed: dict[tuple[Var, Formula], Var] = {}
         super().__init__(self.packed)
@@ -176,6 +180,7 @@ class _Packer(Mutator):
         self.local = Names.of(function)
         values = weight_values(function)
         self.movable = {v for v in values.all if values.names.get(v) not in kept}
+        self.led = {v for v, name in values.names.items() if name in led}
 
     def binding(self, binding: Binding) -> list[Binding]:
         call, wanted = binding.value, _packed_operands(binding, self.ir, self.packings)
@@ -183,6 +188,8 @@ class _Packer(Mutator):
             return list(super().binding(binding))
         assert isinstance(call, FunctionCall)
         packing, callee = self.packings[call.function], self.ir[call.function]
+        if packing.follows and not self.led.issuperset(wanted.values()):
+            return list(super().binding(binding))
         operands = dict(zip((p.name for p in callee.params), call.args, strict=True))
         if call.function not in self.made:
             self.made[call.function] = _packed(callee, packing, self.names, self.ir)

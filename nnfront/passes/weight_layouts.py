@@ -219,7 +219,7 @@ LAYOUTS = {
             "packed_int8_activations_gated_product",
             partial(_int8_panels, halves=2),
         ),
-        WeightLayout("quantized_embedding", "packed_quantized_embedding", _int8_panels),
+        WeightLayout("quantized_embedding", "packed_quantized_embedding", _int8_panels, follows=True),
         *_PRODUCTS,
         # The same with a norm of the rows before the product.
         *(WeightLayout(OF_NORM + each.of, OF_NORM + each.region, each.packing) for each in _PRODUCTS),

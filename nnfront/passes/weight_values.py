@@ -37,6 +37,17 @@ def weight_values(function: Function) -> WeightValues:
     return WeightValues(frozenset(found), names)
 
 
+def weights_read(ir: IRModule, by: Callable[[Binding], Collection[Atom | None]]) -> set[str]:
+    """Names (of `weight_values`) of weights among the operands of bindings that `by` gives, views included."""
+    read: set[str] = set()
+    for function in ir.functions:
+        if function.kind in ("public", "private"):
+            names = weight_values(function).names
+            operands = (atom for binding in walk_bindings(function.bindings) for atom in by(binding))
+            read.update(names[atom] for atom in operands if isinstance(atom, Var) and atom in names)
+    return read
+
+
 def read_as_they_are(ir: IRModule, rewritten: Callable[[Binding], Collection[Atom | None]]) -> set[str]:
     """Names (of `weight_values`) of weights that some function reads in the order that they are stored in, views included: another order would be a second copy.
 

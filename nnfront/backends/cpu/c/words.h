@@ -39,7 +39,7 @@ enum { AHEAD = 1 << 10 };
 #define BYTES_BY_PAIRS 0
 #endif
 
-// How many places of a weight one row meets in turn, 1 or 4, far from one another: what some processors fetch ahead of each place is little. Measured on Zen 3; others may gain as well.
+// How many places of a weight one row meets in turn, 1 or 4, far from one another, and two rows half as many: what some processors fetch ahead of each place is little. Measured on Zen 3; others may gain as well.
 #ifndef STREAMS
 #if BYTES_BY_PAIRS && AVX2
 #define STREAMS 4
