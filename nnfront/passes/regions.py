@@ -126,6 +126,12 @@ def _embeddings() -> tuple[Tree, ...]:
     )
 
 
+def _is_within_rows(found: Mapping[str, Any]) -> bool:
+    """Whether groups, and halves of bytes, are neighbours of one row."""
+    last = tensor_type(found["tokens"]).ndim
+    return all(found.get(name, last) == last for name in ("axis", "packing"))
+
+
 def _of_matrix(found: Match) -> Mapping[str, Any]:
     """The attributes of a region that dequantises rows: the format is that of the matrix that they are taken from."""
     more = tensor_type(found.operands["tokens"]).ndim - 1
@@ -305,7 +311,7 @@ _PRODUCTS_OF_NORMS = (
     Pattern(f"{OF_NORM}product", _products(_OF_NORM)),
 )
 
-_EMBEDDING = Pattern("quantized_embedding", _embeddings(), attrs=_of_matrix)
+_EMBEDDING = Pattern("quantized_embedding", _embeddings(), _is_within_rows, _of_matrix)
 _QUANTIZED_EXPERTS = Pattern("quantized_experts", _quantized_experts(), attrs=_of_matrices)
 
 PATTERNS: tuple[Pattern, ...] = (

@@ -67,6 +67,18 @@ LEFT = {
         ),
         {n: spec.Tensor(["b", "s", HEADS, SIZE], "float32") for n in "qkv"} | {"cos": TABLE, "sin": TABLE},
     ),
+    "a row with a scale for each column": (
+        lambda q, s, i: op.dequantize(op.take(q, i, 0), op.take(s, i, 0), axis=0),
+        {"q": spec.Tensor([F, D], "int8"), "s": W, "i": spec.Tensor([1], "int32")},
+    ),
+    "rows with the scales of others": (
+        lambda q, s, i, j: op.dequantize(op.take(q, i, 0), op.take(s, j, 0)),
+        {
+            "q": spec.Tensor([F, D], "int8"),
+            "s": spec.Tensor([F, 1], "float32"),
+            **{n: spec.Tensor(["n"], "int32") for n in "ij"},
+        },
+    ),
     "keys that turn by other tables": (
         lambda q, k, v, cos, sin: op.attention(op.rope(q, cos, sin), op.rope(k, sin, cos), v),
         {n: spec.Tensor(["b", "s", HEADS, SIZE], "float32") for n in "qkv"} | {"cos": TABLE, "sin": TABLE},
