@@ -76,16 +76,20 @@ FAST INLINE void finish_sums(const Outputs *some, const Floats *sums, Py_ssize_t
             const Floats active = activated(floats(values[0] + i), p->activation);
             store(values[0] + i, halves > 1 ? active * floats(values[1] + i) : active);
         }
+    const Py_ssize_t to = first * p->outputs + some->at;
+    if (p->added)
+        for (int row = 0; row < rows; row++)
+            for (int i = 0; i < each; i += FLOATS) {
+                const Lanes there = first_lanes(each - i);
+                store_there(values[0] + row * each + i, there, floats(values[0] + row * each + i) + widened_vector(p->added + to + row * p->outputs + i, there));
+            }
+    uint16_t rounded[MOST_SUMS + FLOATS];
+    for (int i = 0; i < rows * each && !p->is_wide; i += FLOATS) store_rounded(rounded + i, first_lanes(FLOATS), floats(values[0] + i));
 #pragma GCC unroll 4
-    for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (int i = 0; i < each; i += FLOATS) {
-            const Py_ssize_t to = (first + row) * p->outputs + some->at + i;
-            const Lanes there = first_lanes(each - i);
-            Floats value = floats(values[0] + row * each + i);
-            if (p->added) value += widened_vector(p->added + to, there);
-            store_elements(p->y, p->is_wide, to, there, value);
-        }
+    for (int row = 0; row < rows; row++) {
+        if (p->is_wide) memcpy((float *)p->y + to + row * p->outputs, values[0] + row * each, (size_t)each * sizeof(float));
+        else memcpy((uint16_t *)p->y + to + row * p->outputs, rounded + row * each, (size_t)each * sizeof *rounded);
+    }
 }
 
 // The outputs of a block for `rows` rows from `first` on; `rows`, `each` and `halves` are constants wherever this is inlined.

@@ -263,6 +263,19 @@ FAST INLINE void store_totals(float *to, const Floats *of, const int count) {
         store(to + first, (Floats)(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88) + _mm512_shuffle_ps(pairs[0], pairs[1], 0xDD)));
     }
 #undef HALVES
+#elif AVX2
+#define PAIRS_OF(x, y) ((Floats)_mm256_shuffle_ps(x, y, 0x88) + (Floats)_mm256_shuffle_ps(x, y, 0xDD))
+#pragma GCC unroll 4
+    for (int first = 0; first < count; first += FLOATS) {
+        Floats halves[4];  // each of a vector and of the fourth after it
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const Floats x = first + i < count ? of[first + i] : all(0.0f), y = first + i + 4 < count ? of[first + i + 4] : all(0.0f);
+            halves[i] = (Floats)_mm256_permute2f128_ps(x, y, 0x20) + (Floats)_mm256_permute2f128_ps(x, y, 0x31);
+        }
+        store(to + first, PAIRS_OF(PAIRS_OF(halves[0], halves[1]), PAIRS_OF(halves[2], halves[3])));
+    }
+#undef PAIRS_OF
 #else
     for (int i = 0; i < count; i++) to[i] = total(of[i]);
 #endif
