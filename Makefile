@@ -87,15 +87,19 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard nnfront/*/c/* nnfro
 	touch $(READY)
 
 # The kernels in C for arm64, cross-compiled and run under an emulator: Debian's gcc-aarch64-linux-gnu and qemu-user.
-test-arm64: $(READY) build/arm64/driver build/arm64/crc32
+test-arm64: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 build/arm64/driver build/arm64/crc32
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "agree or each_code or none_and_where or is_the_product or no_sum_holds" tests/runtime/test_bfloat16_products.py \
 		tests/runtime/test_quantized_gemv.py tests/runtime/test_attention_in_c.py tests/runtime/test_attention_ops_in_c.py tests/runtime/test_recurrent_in_c.py
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -m "not slow" -k "is_the_product or same_bits or lie_behind or what_it_has" tests/runtime/test_int8_product.py tests/runtime/test_int8_blocks.py tests/arm64
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "not refused" tests/weights/test_crc32.py
 
-build/arm64/driver: tests/arm64/driver.c $(wildcard nnfront/backends/cpu/c/*)
+build/arm64/%.o: nnfront/backends/cpu/c/%.c $(wildcard nnfront/backends/cpu/c/*)
 	mkdir -p build/arm64
-	aarch64-linux-gnu-gcc -O3 -static -Innfront/backends/cpu/c -o $@ tests/arm64/driver.c nnfront/backends/cpu/c/set_*.c -lm
+	aarch64-linux-gnu-gcc -O3 -c -o $@ $<
+
+build/arm64/driver: tests/arm64/driver.c $(patsubst nnfront/backends/cpu/c/%.c,build/arm64/%.o,$(wildcard nnfront/backends/cpu/c/set_*.c))
+	aarch64-linux-gnu-gcc -O3 -static -Innfront/backends/cpu/c -o $@ $^ -lm
 
 build/arm64/crc32: tests/arm64/crc32.c $(wildcard nnfront/artefact/c/*)
 	mkdir -p build/arm64
