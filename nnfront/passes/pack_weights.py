@@ -46,7 +46,7 @@ after:
 Which orders there are is in `weight_layouts`.
 
 A region is rewritten only if the operands that are packed depend on weights alone, and are no weights that something else reads as they are: those would be
-kept twice, or packed on each call. What the new function computes is said by the
+kept twice, or packed on each call; and of a layout that follows others only if one of these packs the same weights. What the new function computes is said by the
 old one over the order undone, so a target without a kernel for it is right as well, if slow.
 """
 

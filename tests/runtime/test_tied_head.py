@@ -7,6 +7,7 @@ from int8_case import as_stored
 
 import nnfront as nn
 from nnfront import op, ops, spec
+from nnfront.backends.cpu import embedding
 from nnfront.passes.quantizing.scheme import named
 from nnfront.quant_format import QuantFormat
 
@@ -75,6 +76,16 @@ def test_it_is_stored_once_in_panels_and_rows_are_taken_from_them(format, count,
     for beyond in (count, 63, 64, -1):
         with pytest.raises(nn.errors.RunError, match="index out of range"):
             session["forward"](torch.full(shape, beyond))
+
+
+@pytest.mark.parametrize("count", [48, 50])
+@pytest.mark.parametrize("format", ["int8", "int4", "uint4:64"])
+def test_rows_have_the_same_bits_where_c_does_not_dequantise_them(format, count, monkeypatch):
+    torch.manual_seed(0)
+    weights, ids = {"embed.weight": torch.randn(count, D).bfloat16()}, torch.arange(count)
+    expected = compiled(Tied(count), format).load(weights)["forward"](ids)
+    monkeypatch.setattr(embedding, "NATIVE", None)
+    assert torch.equal(compiled(Tied(count), format).load(weights)["forward"](ids), expected)
 
 
 @pytest.mark.parametrize("format", ["int8", "int4", "q4_k"])

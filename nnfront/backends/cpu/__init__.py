@@ -4,6 +4,7 @@
 backend            the back end: its kernels in the order in which they are asked
 linear, moe        linear layers and mixtures of experts;  low_rank  adapters of products
 quantized_linear   times a quantised weight;  quantized_pieces  by pieces;  quantized_gemv  few rows, in C;  float8  to values
+int8_linear        times one with activations in 8 bits;  embedding  rows of one
 attention          through torch's flash attention;  qkv_attention  of a fused projection;  decode_attention  of one token, in C;  rope
 recurrent          one token of what keeps a state;  einsum  heads with a matrix each;  rows  what routers do with scores
 elementwise        what is computed on each element, moved, or seen under another shape, on the tape
