@@ -6,7 +6,7 @@
 // each block of a row. Few rows meet a block as it is unpacked, more of them outputs that were unpacked before: to the same bits.
 
 enum {
-    ROWS_OF_BLOCKS = REGISTERS == 32 ? 8 : 4,  // that are multiplied at once
+    ROWS_OF_BLOCKS = REGISTERS == 32 ? 8 : MANY_REGISTERS ? 4 : 2,  // that are multiplied at once
     MOST_UNPACKED_ANEW = 6 * ROWS_OF_BLOCKS,   // rows for which blocks are unpacked again for each of these
     BLOCKS_UNPACKED = 8,                       // of each of FLOATS outputs, for more rows
     ROWS_OF_UNPACKED = 256,                    // whose sums are kept meanwhile
@@ -139,7 +139,10 @@ FAST INLINE void sum_rows_of_blocks(const Int8 *p, const Stored how, Py_ssize_t 
         else dot_outputs(p, how, at, first, end, NULL, row, of, count); \
         break;
             switch (rows) {
-                ROWS(1) ROWS(2) ROWS(4)
+                ROWS(1) ROWS(2)
+#if MANY_REGISTERS
+                ROWS(4)
+#endif
 #if REGISTERS == 32
                 ROWS(8)
 #endif

@@ -201,7 +201,12 @@ FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssiz
             Quantized some = *p;
             some.x += row * p->stride, some.sums += row * p->next_sums;
 #define ROWS(rows) case rows: few_totals(&some, &c, how, at, count, totals + row, rows); break;
-            switch (p->usual - row < ROWS_AT_ONCE ? p->usual - row : ROWS_AT_ONCE) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+            switch (p->usual - row < ROWS_AT_ONCE ? p->usual - row : ROWS_AT_ONCE) {
+                ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if MANY_REGISTERS
+                ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+#endif
+            }
 #undef ROWS
         }
         for (int i = 0; !are_few && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, count - i < PANEL_OUTPUTS ? count - i : PANEL_OUTPUTS, totals, i);

@@ -29,9 +29,12 @@ INLINE bool is_float8(const Stored how) { return how == FLOAT8 || how == FLOAT8_
 
 INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= FLOAT8_GROUPS; }
 
+// Whether registers hold the sums of eight rows. Where they do not, in portable C, so many take no less time, and twice as long to compile.
+#define MANY_REGISTERS (VECTOR * REGISTERS > 256)
+
 enum {
     BLOCK = 256,            // columns
-    ROWS_AT_ONCE = 8,       // of x that are multiplied with what is decoded while it is in registers
+    ROWS_AT_ONCE = MANY_REGISTERS ? 8 : 4,  // of x that are multiplied with what is decoded while it is in registers
     BLOCK_ROWS = REGISTERS / 8,  // of x that are multiplied at a time where there are more
     BLOCK_OUTPUTS = 3,      // with these, decoded before
     PANEL_OUTPUTS = 2 * BLOCK_OUTPUTS,  // decoded at a time, so that x comes near once for all of them
