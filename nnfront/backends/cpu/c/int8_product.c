@@ -23,6 +23,8 @@
 enum {
     MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that meet a packed weight as it lies where bytes are multiplied by fours; in pairs all rows do
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
+    AHEAD_OF_SCALES = 256,              // the same of scales
+    MOST_BY_STORED_FACTORS = 2,         // rows that meet scales and zero points of a packed weight as they are stored; for more they are made floats before
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
     IN_WORDS = 32,                      // columns of four bits whose sums of products are exact in 16 bits
@@ -45,12 +47,23 @@ enum {
     SUMS_OF_BLOCK = IN_PANEL * (IN_BLOCK > STREAMS ? (int)IN_BLOCK : (int)STREAMS),  // vectors of them that are made at once
     BLOCK_OF_X = BLOCK + FACTORS * FOUR,  // bytes of a row that meet a block: integers, and what sums of groups are multiplied as
 };
+_Static_assert((int)MOST_BY_STORED_FACTORS * IN_PANEL <= SUMS_AT_ONCE, "rows that meet factors as they are stored meet whole panels");
 
 typedef int8_t Rounded;
 
 typedef uint8_t AllBytes OF(VECTOR);
 typedef int16_t ShortInts OF(VECTOR);
 typedef Bits Arranged[CHUNK / FOUR * (1 + BYTES_BY_PAIRS)];  // columns of a chunk of a vector of outputs, in order
+
+// What lies of a panel of a packed weight from a column on: words of four bytes of each output, scales and zero points of each part. Of a weight in order the words alone.
+typedef struct {
+    const uint8_t *words, *scales, *zeros;
+} PackedPanel;
+
+// Outputs that fill no panel, brought into one.
+typedef struct {
+    uint8_t words[CHUNK * OF_PANEL], scales[CHUNK / 32 * OF_PANEL * 4], zeros[CHUNK / 32 * OF_PANEL];
+} MadePanel;
 
 typedef struct {
     const struct multiply_int8 *n;
@@ -272,57 +285,83 @@ FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, P
     }
 }
 
-// Columns `first` to `end` of the last outputs, which fill no panel, as one.
-FAST static const uint8_t *made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint8_t *const to) {
-    uint8_t *next = to;
-    for (Py_ssize_t byte = bytes_of((Stored)p->n->stored, first); byte < bytes_of((Stored)p->n->stored, end); byte += FOUR)
-        for (int lane = 0; lane < OF_PANEL; lane++, next += FOUR) memcpy(next, (const uint8_t *)p->n->quantized + output_of(p, at, lane) * p->bytes + byte, FOUR);
-    return to;
+INLINE Py_ssize_t bytes_of_scale(const Int8 *p) { return (Py_ssize_t)1 << scale_bytes_log2((Scales)p->n->scale_kind); }
+
+// The part of a column among scales; there is one scale of all columns of an output where there are no groups.
+INLINE Py_ssize_t part_of(const Int8 *p, Py_ssize_t column) { return p->n->stored == INT8 ? 0 : column / p->length; }
+
+// The panel of the outputs from `at` on, from a column on.
+FAST INLINE PackedPanel panel_of(const Int8 *p, Py_ssize_t at, Py_ssize_t first) {
+    const Py_ssize_t place = at * p->n->groups + part_of(p, first) * OF_PANEL;
+    const uint8_t *scales = p->n->scales, *zeros = p->n->zeros;
+    return (PackedPanel){packed_words(p, at, bytes_of((Stored)p->n->stored, first)), scales + place * bytes_of_scale(p), zeros ? zeros + place : NULL};
 }
 
-// For each part from `first` on the scales of FLOATS outputs, and their zero points where there are any; behind `end` to a multiple of FLOATS parts. Whether scales are wide is a constant
-// wherever this is inlined.
-FAST INLINE void factors_in_order(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros, const bool is_wide) {
+// The same of the last outputs, which fill no panel, for the columns `first` to `end`.
+FAST static PackedPanel made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, MadePanel *to) {
     const struct multiply_int8 *n = p->n;
-    const bool has_zeros = n->stored == UINT4_GROUPS, is_one = n->stored == INT8, in_panel = lies_in_panel(p, at);
-    const Py_ssize_t panel = at / OF_PANEL * n->groups * OF_PANEL + at % OF_PANEL;
-    for (Py_ssize_t part = first; in_panel && part < end; part++) {
-        const Py_ssize_t place = panel + (is_one ? 0 : part * OF_PANEL);
-        fetch((const uint8_t *)n->scales + (place + n->groups * OF_PANEL) * (is_wide ? 4 : 2));  // of the next panel
-        *scales++ = elements(n->scales, is_wide, place, first_lanes(FLOATS));
+    const Py_ssize_t from = bytes_of((Stored)n->stored, first), behind = bytes_of((Stored)n->stored, end), scale = bytes_of_scale(p), part = part_of(p, first), parts = part_of(p, end - 1) + 1 - part;
+    for (int lane = 0; lane < OF_PANEL; lane++) {
+        const Py_ssize_t output = output_of(p, at, lane), group = output * n->groups + part;
+        for (Py_ssize_t byte = from; byte < behind; byte += FOUR) memcpy(to->words + (byte - from) * OF_PANEL + lane * FOUR, (const uint8_t *)n->quantized + output * p->bytes + byte, FOUR);
+        for (Py_ssize_t i = 0; i < parts; i++) {
+            memcpy(to->scales + (i * OF_PANEL + lane) * scale, (const uint8_t *)n->scales + (group + i) * scale, (size_t)scale);
+            if (!has_one_offset(p)) to->zeros[i * OF_PANEL + lane] = ((const uint8_t *)n->zeros)[group + i];
+        }
     }
-    for (Py_ssize_t part = first; in_panel && has_zeros && part < end; part++)
-        *zeros++ = __builtin_convertvector(bytes_there((const uint8_t *)n->zeros + panel + part * OF_PANEL, first_lanes(FLOATS)), Floats);
-    for (Py_ssize_t part = first; !in_panel && part < end; part += FLOATS, scales += FLOATS, zeros += FLOATS) {
+    return (PackedPanel){to->words, to->scales, to->zeros};
+}
+
+// The scales of a part of vector `v` of a panel.
+FAST INLINE Floats panel_scales(const Int8 *p, const PackedPanel *panel, Py_ssize_t part, int v) {
+    const Py_ssize_t place = (p->n->stored == INT8 ? 0 : part * OF_PANEL) + v * FLOATS;
+    fetch(panel->scales + place * bytes_of_scale(p) + AHEAD_OF_SCALES);
+    return elements(panel->scales, p->n->scale_kind == FLOAT_SCALES, place, first_lanes(FLOATS));
+}
+
+FAST INLINE Floats panel_zeros(const PackedPanel *panel, Py_ssize_t part, int v) {
+    return __builtin_convertvector(bytes_there(panel->zeros + part * OF_PANEL + v * FLOATS, first_lanes(FLOATS)), Floats);
+}
+
+// For each part of the columns `first` to `end` the scales of FLOATS outputs, and their zero points where there are any; of a weight that is not packed up to a multiple of FLOATS parts.
+FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros) {
+    const struct multiply_int8 *n = p->n;
+    const Py_ssize_t part = first / p->length, parts = (end - 1) / p->length + 1 - part;
+    const bool has_zeros = !has_one_offset(p);
+    if (lies_in_panel(p, at)) {
+        const PackedPanel panel = panel_of(p, at - at % OF_PANEL, first);
+        const int v = (int)(at % OF_PANEL / FLOATS);
+        for (Py_ssize_t i = 0; i < parts; i++) {
+            scales[i] = panel_scales(p, &panel, i, v);
+            if (has_zeros) zeros[i] = panel_zeros(&panel, i, v);
+        }
+        return;
+    }
+    for (Py_ssize_t i = 0; i < parts; i += FLOATS) {
         Bits of[FLOATS], points[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
-            const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part;
-            const Lanes there = first_lanes(n->groups - part);
-            of[lane] = (Bits)(is_one ? all(scale_at(n->scales, (Scales)is_wide, output)) : elements(n->scales, is_wide, place, there));
+            const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part + i;
+            const Lanes there = first_lanes(n->groups - part - i);
+            of[lane] = (Bits)(n->stored == INT8 ? all(scale_at(n->scales, (Scales)n->scale_kind, output)) : elements(n->scales, n->scale_kind == FLOAT_SCALES, place, there));
             if (has_zeros) points[lane] = bytes_there((const uint8_t *)n->zeros + place, there);
         }
         transpose(of);
         if (has_zeros) transpose(points);
-        for (int i = 0; i < FLOATS; i++) {
-            scales[i] = (Floats)of[i];
-            if (has_zeros) zeros[i] = __builtin_convertvector(points[i], Floats);
+        for (int j = 0; j < FLOATS; j++) {
+            scales[i + j] = (Floats)of[j];
+            if (has_zeros) zeros[i + j] = __builtin_convertvector(points[j], Floats);
         }
     }
-}
-
-FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros) {
-    if (p->n->scale_kind == FLOAT_SCALES) factors_in_order(p, at, first, end, scales, zeros, true);
-    else factors_in_order(p, at, first, end, scales, zeros, false);
 }
 
 // The bytes of a word of all outputs that are multiplied with it at once, packed or in order.
 INLINE Py_ssize_t bytes_of_word(const bool is_packed) { return is_packed ? OF_PANEL * FOUR : (1 + BYTES_BY_PAIRS) * VECTOR; }
 
-// Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart in each of some weights, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
+// Add to the products of `rows` rows and `vectors` vectors of outputs, `next` bytes apart in each of some panels, those of `count` words of four bytes of each output: each of `halves` numbers, or if they are in order one number a word.
 // The constants are so wherever this is inlined.
 #if BYTES_BY_PAIRS
 // Four bits are multiplied in pairs, whose sums of IN_WORDS columns are exact in 16 bits; of parts that are no longer products begin with them. Bytes that are in order are words.
-FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
                            const int halves, const int rows, const int vectors, const bool is_short) {
     enum { WORDS = IN_WORDS / (2 * FOUR) };
     const bool are_halves = halves == 2, are_words = !are_halves && !is_packed;
@@ -333,14 +372,14 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
         for (int i = 0; i < all_of && are_halves; i++) sums[i] = is_short ? (Words)products[0][i] : (Words){0};
 #pragma GCC unroll 1
         for (const Py_ssize_t behind = at + (count < each ? count : each) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
-            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
 #pragma GCC unroll 4
             for (int begin = 0; begin < vectors; begin += IN_PANEL) {
                 Bits of[IN_PANEL][2];  // of each vector of outputs what is multiplied
                 const int next_to = vectors < IN_PANEL ? vectors : (int)IN_PANEL;
 #pragma GCC unroll 2
                 for (int v = 0; v < next_to; v++) {
-                    const uint8_t *weight = weights[begin / IN_PANEL] + at + v * next;
+                    const uint8_t *weight = panels[begin / IN_PANEL].words + at + v * next;
                     const Bits found = (Bits)floats(weight) ^ flipped;
                     of[v][0] = are_halves && is_packed ? found & 0x0F0F0F0F : found;
                     of[v][1] = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + VECTOR);
@@ -369,7 +408,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 }
 #else
 // Sums of few rows are two each, as they would wait for one another.
-FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
+FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
                            const int halves, const int rows, const int vectors, const bool is_short) {
     const bool are_two = is_packed && rows * vectors <= 2;
     const int numbers = is_packed ? halves : 1, words = are_two && halves == 1 ? 2 : 1;
@@ -377,12 +416,12 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 #pragma GCC unroll 2
         for (int word = 0; word < words; word++, at += bytes_of_word(is_packed)) {
             if (word && k + word == count) break;
-            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(weights[v / IN_PANEL] + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
 #pragma GCC unroll 2
             for (int half = 0; half < numbers; half++, x += FOUR * rows * (BYTES_BY_FOURS ? 1 : 2))
 #pragma GCC unroll 4
                 for (int v = 0; v < vectors; v++) {
-                    const Bits found = (Bits)floats(weights[v / IN_PANEL] + at + v % IN_PANEL * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
+                    const Bits found = (Bits)floats(panels[v / IN_PANEL].words + at + v % IN_PANEL * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
                     Ints *sum = products[!are_two ? 0 : halves == 1 ? word : half] + v * rows;
 #pragma GCC unroll 12
                     for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
@@ -395,11 +434,12 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const uint8_t *const
 INLINE int place_of_vector(int i, const int rows) { return (i / rows / IN_PANEL * rows + i % rows) * OF_PANEL + i / rows % IN_PANEL * FLOATS; }
 
 // What a chunk adds to the sums of a block, [panel, row, output]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
-// lie `next` bytes apart in each of some weights. `rows`, `halves` and `vectors` are constants wherever this is inlined.
-FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
+// lie `next` bytes apart in each of some panels. `rows`, `halves` and `vectors` are constants wherever this is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors, const bool is_short) {
     const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
     const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
+    const bool by_stored = is_packed && rows <= MOST_BY_STORED_FACTORS;
     const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
     Floats sums[SUMS_OF_BLOCK];
 #pragma GCC unroll 12
@@ -412,13 +452,15 @@ FAST INLINE void multiply_block(const Int8 *p, const uint8_t *const *weights, Py
             products[0][i] = (has_offsets ? 0 : p->begins[(row + i % rows) * p->parts + of_first + part]) - (Ints){0};
             products[1][i] = (Ints){0};
         }
-        add_words(products, weights, at, next, x, count, flipped, is_packed, halves, rows, vectors, is_short);
+        add_words(products, panels, at, next, x, count, flipped, is_packed, halves, rows, vectors, is_short);
         at += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
 #pragma GCC unroll 12
         for (int i = 0; i < all_of; i++) {
             Floats less = __builtin_convertvector(products[0][i] + products[1][i], Floats);
-            if (has_offsets) less -= offsets[i / rows][part] * all(p->sums[(row + i % rows) * p->parts + of_first + part]);
-            sums[i] = fused(less, scales[i / rows][part], sums[i]);
+            const int v = i / rows, in_panel = v % IN_PANEL;
+            const PackedPanel *panel = panels + v / IN_PANEL;
+            if (has_offsets) less -= (by_stored ? panel_zeros(panel, part, in_panel) : offsets[v][part]) * all(p->sums[(row + i % rows) * p->parts + of_first + part]);
+            sums[i] = fused(less, by_stored ? panel_scales(p, panel, part, in_panel) : scales[v][part], sums[i]);
         }
     }
 #pragma GCC unroll 12
@@ -471,14 +513,14 @@ FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, Py_ssize_t firs
 #endif
 
 // What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined. Vectors of outputs are multiplied together as far as registers reach.
-FAST INLINE void multiply_in_rows(const Int8 *p, const uint8_t *const *weights, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
+FAST INLINE void multiply_in_rows(const Int8 *p, const PackedPanel *panels, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
                                   Py_ssize_t end, Py_ssize_t row, float *to, const int rows, const int streams) {
 #define BLOCK(is_packed, halves, has_offsets, is_short) \
     do { \
         const Py_ssize_t next = is_packed ? VECTOR : (Py_ssize_t)sizeof(Arranged); \
         const int vectors = rows * IN_PANEL <= SUMS_AT_ONCE ? IN_PANEL * streams : 1; \
         for (int v = 0; v < IN_PANEL * streams; v += vectors) \
-            multiply_block(p, weights, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors, is_short); \
+            multiply_block(p, panels, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors, is_short); \
     } while (0)
     const bool has_offsets = !has_one_offset(p);
     if (packed == 2 && has_offsets) BLOCK(true, 2, true, false);
@@ -499,18 +541,18 @@ INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed
 FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, Py_ssize_t to, float *sums, const int streams) {
     const Stored how = (Stored)p->n->stored;
     Arranged weight[IN_PANEL];
-    Floats scales[STREAMS * IN_PANEL][CHUNK / 32], offsets[STREAMS * IN_PANEL][CHUNK / 32];  // groups of 32 or more
+    MadePanel made;
+    Floats scales[IN_PANEL][CHUNK / 32], offsets[IN_PANEL][CHUNK / 32];  // groups of 32 or more
     const int packed = streams > 1 || lies_packed(p, p->n->rows) ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
     for (Py_ssize_t first = 0; first < p->n->columns; first += CHUNK) {
         const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
-        const uint8_t *lies[STREAMS] = {(const uint8_t *)weight};
-        for (int v = 0; v < streams * IN_PANEL; v++) {
-            const Py_ssize_t panel = at[v / IN_PANEL], output = panel + v % IN_PANEL * FLOATS;
-            if (!packed) arrange_chunk(p, output, first, end, weight[v]);
-            else if (v % IN_PANEL == 0) lies[v / IN_PANEL] = lies_in_panel(p, panel) ? packed_words(p, panel, bytes_of(how, first)) : made_panel(p, panel, first, end, (uint8_t *)weight);
-            factors_of_parts(p, output, first / p->length, (end + p->length - 1) / p->length, scales[v], offsets[v]);
+        PackedPanel panels[STREAMS] = {{.words = (const uint8_t *)weight}};
+        for (int i = 0; i < streams && packed; i++) panels[i] = lies_in_panel(p, at[i]) ? panel_of(p, at[i], first) : made_panel(p, at[i], first, end, &made);
+        for (int v = 0; v < IN_PANEL; v++) {
+            if (!packed) arrange_chunk(p, *at + v * FLOATS, first, end, weight[v]);
+            if (!packed || to - from > MOST_BY_STORED_FACTORS) factors_of_parts(p, *at + v * FLOATS, first, end, scales[v], offsets[v]);
         }
-#define ROWS(count) multiply_in_rows(p, lies, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count, streams)
+#define ROWS(count) multiply_in_rows(p, panels, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count, streams)
         for (Py_ssize_t row = from, rows; row < to; row += rows) {
             rows = streams > 1 ? STREAMS / streams : rows_of_block(p->n->rows - row);
             switch (rows) {
@@ -571,6 +613,8 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;
     in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
-    in_shares(outputs, &p, shares, QUANTIZED_SHARE / (p.bytes * each * (1 + is_gated(n)) + 1) + 1, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    // A thread takes a multiple of the panels, or vectors, that it reads in turn, so that none is left to be read alone.
+    const Py_ssize_t halves = 1 + is_gated(n), together = (STREAMS + halves - 1) / halves, least = QUANTIZED_SHARE / (p.bytes * each * halves + 1) / together * together;
+    in_shares(outputs, &p, shares, least ? least : together, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
     return NULL;
 }

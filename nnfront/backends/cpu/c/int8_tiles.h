@@ -103,7 +103,7 @@ TILED static void int8_outputs_by_tiles(const void *given, Py_ssize_t vector, Py
                     for (int i = 0; i < at_once; i++) {
                         const Py_ssize_t at = (begin + i) / count * p->n->outputs + (vector + (begin + i) % count) * FLOATS;
                         arrange_chunk(p, at, first, end, weight[i]);
-                        factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales[i], offsets[i]);
+                        factors_of_parts(p, at, first, end, scales[i], offsets[i]);
                     }
                     order_memory();
                     for (Py_ssize_t row = from; row < to; row += OF_TILE) {
