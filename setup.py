@@ -1,8 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pyproject.toml` cannot say: the sources in C, one for each set of instructions, are compiled beside one another, as many at a time as there are cores or NNFRONT_BUILD_JOBS says."""
+"""What `pyproject.toml` cannot say: how the sources in C, one for each set of instructions, are compiled.
+
+As many at a time as there are cores or NNFRONT_BUILD_JOBS says, which takes minutes: so what was compiled is kept in build/objects, for the same flags, until a file of its folder changes.
+"""
+
+import os
+import sys
+from hashlib import sha256
+from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile
 from setuptools import setup
 
-ParallelCompile("NNFRONT_BUILD_JOBS").install()
-setup()
+
+def is_older(compiled: str, source: str) -> bool:
+    """Whether a source, or what it may include, is newer than what it was compiled to."""
+    return Path(compiled).stat().st_mtime < max(
+        path.stat().st_mtime for path in Path(source).parent.iterdir()
+    )
+
+
+flags = sys.version, sys.platform, *map(os.environ.get, ("ARCHFLAGS", "CC", "CFLAGS", "CPPFLAGS"))
+kept = Path("build", "objects", sha256(repr(flags).encode()).hexdigest()[:12])
+ParallelCompile("NNFRONT_BUILD_JOBS", needs_recompile=is_older).install()
+setup(options={"build_ext": {"build_temp": str(kept)}})
