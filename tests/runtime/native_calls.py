@@ -116,7 +116,9 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
             groups = columns // (16 if found["stored"] == 9 else 32)
             found |= {"columns": columns, "groups": groups, "scale_kind": 0, "is_packed": 0}
         if found["is_packed"]:
-            found |= {"outputs": 16 * pick.randint(1, 2), "columns": -(-found["columns"] // 4) * 4}
+            # As many panels as one row meets in turn, and outputs that fill none; gates do.
+            outputs = 16 * pick.randint(1, 5) + (found["gate"] > 3) * pick.randint(-15, 15)
+            found |= {"outputs": outputs, "columns": -(-found["columns"] // 4) * 4}
     return found
 
 
