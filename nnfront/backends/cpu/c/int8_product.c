@@ -433,7 +433,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
 // Where the sums of vector `i` of a block lie, of which those of all rows follow one another, among sums of panels [panel, row, output].
 INLINE int place_of_vector(int i, const int rows) { return (i / rows / IN_PANEL * rows + i % rows) * OF_PANEL + i / rows % IN_PANEL * FLOATS; }
 
-// What a chunk adds to the sums of a block, [panel, row, output]: `weight` is in order, or if it is packed in four bytes of each output, of `halves` numbers each. `vectors` of outputs
+// What a chunk adds to the sums of a block, [panel, row, output]: words of panels are in order, or if they are packed in four bytes of each output, of `halves` numbers each; `scales` and `offsets` are those of more rows than meet them as they are stored. `vectors` of outputs
 // lie `next` bytes apart in each of some panels. `rows`, `halves` and `vectors` are constants wherever this is inlined.
 FAST INLINE void multiply_block(const Int8 *p, const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors, const bool is_short) {
