@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `pyproject.toml` cannot say: how the sources in C, one for each set of instructions, are compiled.
 
-As many at a time as there are cores or NNFRONT_BUILD_JOBS says, which takes minutes: so what was compiled is kept in build/objects, for the same flags, until a file of its folder changes.
+As many at a time as there are cores or NNFRONT_BUILD_JOBS says, which takes minutes: so what was compiled is kept in build/objects, for the
+same interpreter, machine and flags, those of `pyproject.toml` among them, until a file of its source's folder changes.
 """
 
 import os
 import sys
+import sysconfig
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,7 +23,9 @@ def is_older(compiled: str, source: str) -> bool:
     )
 
 
-flags = sys.version, sys.platform, *map(os.environ.get, ("ARCHFLAGS", "CC", "CFLAGS", "CPPFLAGS"))
-kept = Path("build", "objects", sha256(repr(flags).encode()).hexdigest()[:12])
+project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+given = [os.environ.get(name) for name in ("ARCHFLAGS", "CC", "CFLAGS", "CPPFLAGS")]
+flags = repr((sys.version, sysconfig.get_platform(), given, project["ext-modules"]))
+kept = Path("build", "objects", sha256(flags.encode()).hexdigest()[:12])
 ParallelCompile("NNFRONT_BUILD_JOBS", needs_recompile=is_older).install()
 setup(options={"build_ext": {"build_temp": str(kept)}})

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_a_source_is_compiled_again_only_when_a_file_of_its_folder_or_a_flag_cha
     (tmp_path / "c" / "small.c").write_text(SOURCE)
     header = tmp_path / "c" / "number.h"
     header.write_text("#define NUMBER -1\n")
+    builds = count()
 
     def compiled(**flags: str) -> dict[str, int]:
         """When each object was made, after a build into a folder of its own."""
@@ -47,7 +49,7 @@ def test_a_source_is_compiled_again_only_when_a_file_of_its_folder_or_a_flag_cha
             "-q",
             "build_ext",
             "--build-lib",
-            f"lib{len(list(tmp_path.iterdir()))}",
+            f"lib{next(builds)}",
         )
         subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={**os.environ, **flags})
         objects = (tmp_path / "build" / "objects").rglob("*.o")
@@ -61,3 +63,6 @@ def test_a_source_is_compiled_again_only_when_a_file_of_its_folder_or_a_flag_cha
     assert again.keys() == first.keys()
     assert again != first
     assert len(compiled(CFLAGS="-DANOTHER=1")) == 2
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write('extra-compile-args = ["-O1"]\n')
+    assert len(compiled()) == 3
