@@ -314,7 +314,7 @@ FAST static PackedPanel made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t firs
 
 // The scales of a part of vector `v` of a panel.
 FAST INLINE Floats panel_scales(const Int8 *p, const PackedPanel *panel, Py_ssize_t part, int v) {
-    const Py_ssize_t place = (p->n->stored == INT8 ? 0 : part * OF_PANEL) + v * FLOATS;
+    const Py_ssize_t place = part * OF_PANEL + v * FLOATS;
     fetch(panel->scales + place * bytes_of_scale(p) + AHEAD_OF_SCALES);
     return elements(panel->scales, p->n->scale_kind == FLOAT_SCALES, place, first_lanes(FLOATS));
 }
@@ -326,7 +326,7 @@ FAST INLINE Floats panel_zeros(const PackedPanel *panel, Py_ssize_t part, int v)
 // For each part of the columns `first` to `end` the scales of FLOATS outputs, and their zero points where there are any; of a weight that is not packed up to a multiple of FLOATS parts.
 FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros) {
     const struct multiply_int8 *n = p->n;
-    const Py_ssize_t part = first / p->length, parts = (end - 1) / p->length + 1 - part;
+    const Py_ssize_t part = part_of(p, first), parts = part_of(p, end - 1) + 1 - part;
     const bool has_zeros = !has_one_offset(p);
     if (lies_in_panel(p, at)) {
         const PackedPanel panel = panel_of(p, at - at % OF_PANEL, first);
@@ -340,9 +340,9 @@ FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first
     for (Py_ssize_t i = 0; i < parts; i += FLOATS) {
         Bits of[FLOATS], points[FLOATS];  // those alone where there are zero points
         for (int lane = 0; lane < FLOATS; lane++) {
-            const Py_ssize_t output = output_of(p, at, lane), place = output * n->groups + part + i;
+            const Py_ssize_t place = output_of(p, at, lane) * n->groups + part + i;
             const Lanes there = first_lanes(n->groups - part - i);
-            of[lane] = (Bits)(n->stored == INT8 ? all(scale_at(n->scales, (Scales)n->scale_kind, output)) : elements(n->scales, n->scale_kind == FLOAT_SCALES, place, there));
+            of[lane] = (Bits)elements(n->scales, n->scale_kind == FLOAT_SCALES, place, there);
             if (has_zeros) points[lane] = bytes_there((const uint8_t *)n->zeros + place, there);
         }
         transpose(of);
