@@ -21,13 +21,6 @@ enum {
 
 #define LEAST_EXPONENT -86.0f  // whose power is far from denormal numbers
 
-// What a row is multiplied by: two of them are one lane where bfloat16 is multiplied in pairs.
-#if PAIRS
-typedef uint16_t Factor;
-#else
-typedef float Factor;
-#endif
-
 // A block of tokens: where the key and the value of each are, from `start` to `end` of all TOKENS.
 typedef struct {
     const uint16_t *keys[TOKENS], *values[TOKENS];
@@ -60,10 +53,6 @@ typedef struct {
     const void *const *bias;  // of each row what is added in this block, of elements of so many bytes; or NULL
     Py_ssize_t bias_bytes;
 } Scoring;
-
-INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
-INLINE Py_ssize_t most(Py_ssize_t a, Py_ssize_t b) { return a > b ? a : b; }
-INLINE Py_ssize_t rounded_up(Py_ssize_t count, Py_ssize_t to) { return (count + to - 1) / to * to; }
 
 // LANES features of token i from one on, zero where there are none.
 FAST INLINE Bits features(const Block *b, const uint16_t *const *tokens, Py_ssize_t i, Py_ssize_t at, Py_ssize_t size) {

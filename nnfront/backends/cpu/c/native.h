@@ -68,6 +68,10 @@ FOR_EACH_SET(DECLARED)
 // Why a kernel does nothing, until the next call of the same thread.
 const char *refused(const char *format, ...);
 
+INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
+INLINE Py_ssize_t most(Py_ssize_t a, Py_ssize_t b) { return a > b ? a : b; }
+INLINE Py_ssize_t rounded_up(Py_ssize_t count, Py_ssize_t to) { return (count + to - 1) / to * to; }
+
 INLINE float widened(uint16_t value) {
     uint32_t bits = (uint32_t)value << 16;
     float wide;

@@ -5,9 +5,13 @@
 // instruction for 32 products is not. Of more rows the arithmetic takes as long: as many sums as there are registers for, of some rows of x and some of
 // the weight, let each value that is loaded be multiplied several times, and the rows of the weight stay near until all rows of x have been multiplied,
 // while the next ones are fetched. The sum of an output and a row has one order, however many rows there are: LANES columns after the other, then `total`.
-// Where the processor has tiles, these multiply all rows (`tiles.c`, `many_rows_tiles.c`).
+// Where the processor has tiles, these multiply all rows (`tiles.c`, `many_rows_tiles.c`); where it does not multiply bfloat16, many are widened first (`many_rows_widened.c`).
 
 #include "product.h"
+
+#if !PAIRS
+#include "many_rows_widened.c"
+#endif
 
 enum {
     ROWS_TOGETHER = 4,  // of x
@@ -16,7 +20,6 @@ enum {
     FEW_ROWS = ROWS_TOGETHER / 2,
     FEW_BY_TILES = 32,  // rows that tiles multiply with one of the weight at a time, and more of them with two
     MOST_SUMS = 32,  // a multiple of 16 and of FLOATS
-    LINE = 64,  // bytes
     NEAR_BLOCK = 1 << 12,  // elements of a block that the nearest cache holds beside those before it
     NEAR_X = 1 << 21,  // elements of x that caches hold beside what passes through them
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
@@ -186,6 +189,10 @@ FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t 
     const Product *p = product;
     if (p->packed)
         outputs_by_tiles(p, at, end);
+#if !PAIRS
+    else if (p->rows > FEW_WIDENED)
+        multiply_many_widened(p, at, end);
+#endif
     else if (p->is_gated)
         multiply_outputs(p, at, end, 2);
     else

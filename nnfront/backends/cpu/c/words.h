@@ -22,11 +22,20 @@ enum { FLOATS = VECTOR / 4, LANES = VECTOR / 2 };  // floats and bfloat16 values
 // take all that memory gives.
 enum { AHEAD = 1 << 10 };
 
+enum { LINE = 64 };  // bytes that come from memory together
+
 // Whether an instruction multiplies bfloat16 in pairs.
 #if AVX512_BF16 || NEON_BF16
 #define PAIRS 1
 #else
 #define PAIRS 0
+#endif
+
+// What a row is multiplied by: two of them are one lane where bfloat16 is multiplied in pairs.
+#if PAIRS
+typedef uint16_t Factor;
+#else
+typedef float Factor;
 #endif
 
 // Whether an instruction multiplies bytes by fours, or if none does in pairs.
@@ -73,6 +82,19 @@ FAST INLINE void store(float *to, Floats values) { memcpy(to, &values, sizeof va
 FAST INLINE Words words(const uint16_t *from) {
     Words values;
     memcpy(&values, from, sizeof values);
+    return values;
+}
+
+// The same in a register of its own, where compilers would load it wherever it is multiplied.
+FAST INLINE Floats loaded(const float *from) {
+    Floats values = floats(from);
+#if AVX512
+    __asm__("" : "+v"(values));
+#elif AVX2
+    __asm__("" : "+x"(values));
+#elif NEON
+    __asm__("" : "+w"(values));
+#endif
     return values;
 }
 
