@@ -168,35 +168,36 @@ static bool find_parts(Part *to, const Seen *seen, Py_ssize_t rows, Py_ssize_t b
 
 // Attend with the rows of a piece to what they see in blocks of tokens.
 FAST static void attend_piece(const Attention *a, const Piece *p, const Seen *seen, Py_ssize_t group, Py_ssize_t block, Py_ssize_t end, float *state) {
-    const Py_ssize_t width = rounded_up(a->size, a->is_tiled ? LANES : 2), rows = p->end - p->first;
+    const bool is_tiled = PAIRS && a->is_tiled;
+    const Py_ssize_t width = rounded_up(a->size, is_tiled ? LANES : 2), rows = p->end - p->first;
     uint16_t scratch[a->keys.scales ? TOKENS * (a->keys.step + a->values.step) : 1];
-    uint32_t keys[rounded_up(a->size, LANES) / 2 * TOKENS] __attribute__((aligned(64))), values[TOKENS / 2 * a->padded] __attribute__((aligned(64)));
+    uint32_t keys[rounded_up(a->size, LANES) / 2 * TOKENS] __attribute__((aligned(64))), values[PAIRS ? TOKENS / 2 * a->padded : 1] __attribute__((aligned(64)));
     Factor queries[(rows + FLOATS - 1) * width] __attribute__((aligned(64)));  // tiles reach behind the last ones
     Seen seen_by_rows[rows];
     Part parts[rows];
     const void *bias[a->bias ? rows : 1];
     const bool is_plain = !(a->softcap > 0.0f) && !a->bias && a->scale > 0.0f;
-    const Laid laid = {keys, values, width / 2, a->padded, rounded_up(a->size, LANES) / 2 * FLOATS};
     Block b;
+    const Laid laid = {keys, values, width / 2, a->padded, rounded_up(a->size, LANES) / 2 * FLOATS, a->value_size, &b};
     take_queries(queries, a, p, group, width);
     find_seen(seen_by_rows, a, p);
-    if (a->is_tiled) begin_tiles(rows);
+    if (is_tiled) begin_tiles(rows);
     for (; block < end; block++) {
         const Py_ssize_t begin = block * TOKENS;
         const bool are_same = find_parts(parts, seen_by_rows, rows, begin);
         find(&b, a, p->lead / a->tokens, group, begin, most(seen->from - begin, 0), least(seen->to - begin, TOKENS), scratch);
-        if (!a->is_tiled || rows > 1) lay_keys(&laid, &b, a->size);
-        lay_values(&laid, &b, a->value_size);
+        if (!is_tiled || rows > 1) lay_keys(&laid, &b, a->size);
+        if (PAIRS) lay_values(&laid, &b, a->value_size);
         for (Py_ssize_t i = 0; a->bias && i < rows; i++) bias[i] = bias_of(a, p->first + i, group, begin);
         // By tiles a row has weights of 0 for what others see, which numbers are not changed by.
-        const bool are_apart = !a->is_tiled || (!are_same && !are_numbers(&laid, b.start, b.end));
+        const bool are_apart = !is_tiled || (!are_same && !are_numbers(&laid, b.start, b.end));
         for (Py_ssize_t row = 0, next; row < rows; row = next) {
             const Part *part = parts + row;
             for (next = row + 1; next < rows && !(are_apart && memcmp(part, parts + next, sizeof *part));) next++;
             const Scoring how = {a->scale, a->softcap, is_plain, a->bias ? bias + row : NULL, a->bias_bytes};
-            if (a->is_tiled && rows == 1) {
+            if (is_tiled && rows == 1) {
                 attend_row_by_tiles(state_at(a, state, row), queries, &b, a->size, &laid, &how);
-            } else if (a->is_tiled) {
+            } else if (is_tiled) {
                 if (are_apart) b.start = part->first, b.end = part->end, lay_values(&laid, &b, a->value_size);
                 attend_by_tiles(state_at(a, state, row), queries + row * width, &laid, part, &how, next - row);
             } else if (part->first < part->end) {
@@ -205,7 +206,7 @@ FAST static void attend_piece(const Attention *a, const Piece *p, const Seen *se
             }
         }
     }
-    if (a->is_tiled) end_tiles();
+    if (is_tiled) end_tiles();
 }
 
 // Divide the sums of rows by the sums of their weights, to which sinks are added; zeros where nothing is seen.

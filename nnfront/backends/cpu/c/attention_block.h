@@ -27,11 +27,12 @@ typedef struct {
     Py_ssize_t start, end;
 } Block;
 
-// The same as products take it: in panels of FLOATS columns, one after the other.
+// The same as products take it: in panels of FLOATS columns, one after the other. Where values are not multiplied in pairs they are taken from where they are.
 typedef struct {
     uint32_t *keys;    // [TOKENS / FLOATS, pairs of features, FLOATS], panels key_panel apart
     uint32_t *values;  // [padded / FLOATS, pairs of tokens, FLOATS]: of LANES features the even ones, then the odd ones
-    Py_ssize_t pairs, padded, key_panel;
+    Py_ssize_t pairs, padded, key_panel, value_size;
+    const Block *block;
 } Laid;
 
 enum { VALUE_PANEL = TOKENS / 2 * FLOATS };
@@ -54,18 +55,24 @@ typedef struct {
     Py_ssize_t bias_bytes;
 } Scoring;
 
-// LANES features of token i from one on, zero where there are none.
-FAST INLINE Bits features(const Block *b, const uint16_t *const *tokens, Py_ssize_t i, Py_ssize_t at, Py_ssize_t size) {
-    if (i < b->start || i >= b->end) return (Bits){0};
-    return (Bits)(at + LANES <= size ? words(tokens[i] + at) : first_words(tokens[i] + at, size - at));
+// LANES features of a token from one on, zero where there are none.
+FAST INLINE Bits features(const uint16_t *token, Py_ssize_t at, Py_ssize_t size) {
+    return (Bits)(at + LANES <= size ? words(token + at) : first_words(token + at, size - at));
 }
 
+// The same of token i of a block, zero where there is none.
+FAST INLINE Bits features_of(const Block *b, const uint16_t *const *tokens, Py_ssize_t i, Py_ssize_t at, Py_ssize_t size) {
+    return i < b->start || i >= b->end ? (Bits){0} : features(tokens[i], at, size);
+}
+
+// Values that are taken from where they are come nearer meanwhile.
 FAST static void lay_keys(const Laid *to, const Block *b, Py_ssize_t size) {
     for (Py_ssize_t token = b->start / LANES * LANES; token < rounded_up(b->end, LANES); token += FLOATS)
         for (Py_ssize_t at = 0; at < size; at += LANES) {
             Bits rows[FLOATS];
+            for (Py_ssize_t i = most(token, b->start); !PAIRS && at % (LINE / 2) == 0 && i < least(token + FLOATS, b->end); i++) fetch(b->values[i] + at);
 #pragma GCC unroll 16
-            for (int i = 0; i < FLOATS; i++) rows[i] = features(b, b->keys, token + i, at, size);
+            for (int i = 0; i < FLOATS; i++) rows[i] = features_of(b, b->keys, token + i, at, size);
             transpose(rows);
 #pragma GCC unroll 16
             for (int i = 0; i < FLOATS; i++) memcpy(to->keys + token / FLOATS * to->key_panel + (at / 2 + i) * FLOATS, rows + i, sizeof *rows);
@@ -76,7 +83,7 @@ FAST static void lay_keys(const Laid *to, const Block *b, Py_ssize_t size) {
 FAST static void lay_values(const Laid *to, const Block *b, Py_ssize_t size) {
     for (Py_ssize_t pair = b->start / LANES * FLOATS; 2 * pair < rounded_up(b->end, LANES); pair++)
         for (Py_ssize_t at = 0; at < size; at += LANES) {
-            const Bits first = features(b, b->values, 2 * pair, at, size), second = features(b, b->values, 2 * pair + 1, at, size);
+            const Bits first = features_of(b, b->values, 2 * pair, at, size), second = features_of(b, b->values, 2 * pair + 1, at, size);
             const Bits even = (first & 0xFFFF) | second << 16, odd = first >> 16 | (second & 0xFFFF0000);
             uint32_t *place = to->values + at / FLOATS * VALUE_PANEL + pair * FLOATS;
             memcpy(place, &even, sizeof even), memcpy(place + VALUE_PANEL, &odd, sizeof odd);
@@ -130,12 +137,34 @@ FAST INLINE void score(float (*scores)[TOKENS], const Factor *q, const Laid *b, 
     for (int i = 0; i < rows * vectors; i++) store(scores[i / vectors] + at + i % vectors * FLOATS, sums[i]);
 }
 
+// Sums of weighted values from one feature on, the even ones of LANES before the odd ones.
+FAST INLINE void weighted_values(Floats *sums, Factor (*weights)[TOKENS], const Laid *b, Py_ssize_t first, Py_ssize_t end, Py_ssize_t at, const int rows, const int vectors) {
+#if PAIRS
+    const uint32_t *values = b->values + at / FLOATS * VALUE_PANEL + first / 2 * FLOATS;
+    multiply_tile(sums, weights[0] + first / 2 * 2, TOKENS, values, VALUE_PANEL, (end + 1) / 2 - first / 2, rows, vectors);
+#else
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++) sums[i] = all(0.0f);
+    for (Py_ssize_t token = first; token < end; token++) {
+        Floats values[TILE_SUMS];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i += 2) {
+            const Bits both = features(b->block->values[token], at + i / 2 * LANES, b->value_size);
+            values[i] = (Floats)(both << 16), values[i + 1] = (Floats)(both & 0xFFFF0000);
+        }
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++)
+#pragma GCC unroll 8
+            for (int i = 0; i < vectors; i++) sums[row * vectors + i] = fused(all(weights[row][token]), values[i], sums[row * vectors + i]);
+    }
+#endif
+}
+
 // Make the sums relative to another score, and add weighted values to `vectors` vectors of them.
 FAST INLINE void gather(float *sums, Factor (*weights)[TOKENS], const Laid *b, Py_ssize_t first, Py_ssize_t end, Py_ssize_t at, const float *kept,
                         const float *added, const int rows, const int vectors) {
     Floats parts[TILE_SUMS];
-    const uint32_t *values = b->values + at / FLOATS * VALUE_PANEL + first / 2 * FLOATS;
-    multiply_tile(parts, weights[0] + first / 2 * 2, TOKENS, values, VALUE_PANEL, (end + 1) / 2 - first / 2, rows, vectors);
+    weighted_values(parts, weights, b, first, end, at, rows, vectors);
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) {
         float *to = sums + i / vectors * b->padded + at + i % vectors * FLOATS;
@@ -145,7 +174,9 @@ FAST INLINE void gather(float *sums, Factor (*weights)[TOKENS], const Laid *b, P
 
 // e^x for x <= 0, and 0 where it would be so small that processors take long for it. A NaN stays one.
 FAST INLINE Floats factor_of(Floats x) {
-    return where_less(x, all(LEAST_EXPONENT), all(0.0f), exponential(greater(all(LEAST_EXPONENT), x)));
+    Floats n;
+    const Floats rest = exponential_of_rest(greater(all(LEAST_EXPONENT), x), &n);
+    return where_less(x, all(LEAST_EXPONENT), all(0.0f), times_normal_power(rest, n));
 }
 
 // The same, as exact as the weight that it becomes.
@@ -157,7 +188,7 @@ FAST INLINE Floats weight_of(Floats x) {
     Floats sum = all(0.00958285f);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) sum = fused(sum, r, all(series[i]));
-    return where_less(x, all(LEAST_EXPONENT), all(0.0f), times_power(sum, n));
+    return where_less(x, all(LEAST_EXPONENT), all(0.0f), times_normal_power(sum, n));
 #else
     return factor_of(x);
 #endif
@@ -290,9 +321,9 @@ FAST INLINE void show(const Laid *b, Py_ssize_t token, const uint32_t *kept) {
 
 // Attend with up to AT_ONCE rows that see the same tokens of a block.
 FAST static void attend_block(State to, const Factor *q, const Laid *b, Py_ssize_t first, Py_ssize_t end, const Scoring *how, Py_ssize_t rows) {
-    uint32_t before[b->padded], behind[b->padded];
-    if (first % 2) hide(b, first, 0xFFFF0000, before);
-    if (end % 2) hide(b, end, 0xFFFF, behind);
+    uint32_t before[PAIRS ? b->padded : 1], behind[PAIRS ? b->padded : 1];
+    if (PAIRS && first % 2) hide(b, first, 0xFFFF0000, before);
+    if (PAIRS && end % 2) hide(b, end, 0xFFFF, behind);
     switch (rows) {
 #define ROWS(count) \
     case count: attend_rows(to, q, b, first, end, how, count); break;
@@ -302,8 +333,8 @@ FAST static void attend_block(State to, const Factor *q, const Laid *b, Py_ssize
 #endif
 #undef ROWS
     }
-    if (first % 2) show(b, first, before);
-    if (end % 2) show(b, end, behind);
+    if (PAIRS && first % 2) show(b, first, before);
+    if (PAIRS && end % 2) show(b, end, behind);
 }
 
 #endif

@@ -205,7 +205,7 @@ TILED static void attend_row_by_tiles(State to, const uint16_t *q, const Block *
         _tile_zero(0);
         for (Py_ssize_t at = 0; at < width; at += LANES) {
             for (int i = 0; !is_in_place && i < SIDE; i++) {
-                const Bits some = features(block, block->keys, token + i, at, size);
+                const Bits some = features_of(block, block->keys, token + i, at, size);
                 memcpy(edge + i * LANES, &some, sizeof some);
             }
             order_memory();

@@ -171,6 +171,9 @@ FAST INLINE Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND
 // x * 2^n
 FAST INLINE Floats times_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 
+// The same for 2^n that are no denormal numbers.
+FAST INLINE Floats times_normal_power(Floats x, Floats n) { return times_power(x, n); }
+
 #else
 
 typedef Py_ssize_t Lanes;  // as many of the first lanes
@@ -241,11 +244,20 @@ FAST INLINE float total(Floats values) {
 }
 
 FAST INLINE Floats where_less(Floats x, Floats y, Floats then, Floats otherwise) {
+#if AVX2
+    return _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
+#endif
     const Bits is_less = (Bits)(x < y);
     return (Floats)(((Bits)then & is_less) | ((Bits)otherwise & ~is_less));
 }
 
-FAST INLINE Floats greater(Floats x, Floats y) { return where_less(y, x, x, y); }
+FAST INLINE Floats greater(Floats x, Floats y) {
+#if AVX2
+    return _mm256_max_ps(x, y);
+#else
+    return where_less(y, x, x, y);
+#endif
+}
 
 FAST INLINE float greatest_of(Floats values) {
     float most = values[0];
@@ -259,6 +271,8 @@ FAST INLINE Floats times_power(Floats x, Floats n) {
     const Ints whole = __builtin_convertvector(n, Ints), first = whole >> 1;  // two factors, as one may be too small for a float
     return x * (Floats)((first + 127) << 23) * (Floats)((whole - first + 127) << 23);
 }
+
+FAST INLINE Floats times_normal_power(Floats x, Floats n) { return x * (Floats)((__builtin_convertvector(n, Ints) + 127) << 23); }
 
 #endif
 
@@ -491,17 +505,23 @@ FAST INLINE Ints signed_bytes(const uint8_t *from) {
 #endif
 }
 
-// e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
-FAST INLINE Floats exponential(Floats x) {
-    x = greater(all(-150.0f), x);  // e^-150 is 0 in float32
+// e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2: e^r by its series. A NaN stays one.
+FAST INLINE Floats exponential_of_rest(Floats x, Floats *n) {
     const float series[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    const Floats n = nearest(x * 1.44269504f);
+    *n = nearest(x * 1.44269504f);
     // ln 2 in two parts, the first of which has so few bits that n times it is exact.
-    const Floats r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), x));
+    const Floats r = fused(*n, all(2.12194440e-4f), fused(*n, all(-0.693359375f), x));
     Floats sum = all(1.0f / 720);
 #pragma GCC unroll 6
     for (int i = 0; i < 6; i++) sum = fused(sum, r, all(series[i]));
-    return times_power(sum, n);
+    return sum;
+}
+
+// e^x for x <= 0
+FAST INLINE Floats exponential(Floats x) {
+    Floats n;
+    const Floats rest = exponential_of_rest(greater(all(-150.0f), x), &n);  // e^-150 is 0 in float32
+    return times_power(rest, n);
 }
 
 #endif
