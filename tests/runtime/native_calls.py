@@ -103,6 +103,10 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
         found["columns"] = found["groups"] * pick.choice(sizes) if is_grouped else found["columns"]
         found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 6 else found["columns"]
+    if kernel in ("multiply", "multiply_gated"):
+        # More columns, and outputs, than many rows are multiplied with at once.
+        found["columns"] += pick.choice([0, 1 << 10])
+        found["outputs"] += pick.choice([0, 1 << 6])
     if kernel == "multiply_int8":
         found["stored"] = pick.choice([0, 1, 4, 5, 7, 8, 9])
         found["groups"] = pick.randint(1, 3) if found["stored"] else 1

@@ -7,13 +7,12 @@
 #include "product.h"
 
 enum {
-    FEW_WIDENED = 16,  // rows that are multiplied faster as they are
     PART_ROWS = 5,  // of x, whose sums with PART_OUTPUTS stay in registers
     PART_OUTPUTS = REGISTERS / 8,
     PART_SUMS = (PART_ROWS * PART_OUTPUTS + 15) / 16 * 16,  // with room for `store_totals`
     NEAR_OUTPUTS = 64,
     NEAR_SUMS = NEAR_OUTPUTS / PART_OUTPUTS + PART_OUTPUTS,  // of a part, with outputs that are left
-    NEAR_PARTS = 8,  // of rows, whose sums are kept
+    NEAR_PARTS = 16,  // of rows, whose sums are kept
     NEAR_COLUMNS = 1 << 10,  // of widened rows, which the nearest cache holds beside a row of the weight
 };
 

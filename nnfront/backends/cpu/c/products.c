@@ -9,10 +9,6 @@
 
 #include "product.h"
 
-#if !PAIRS
-#include "many_rows_widened.c"
-#endif
-
 enum {
     ROWS_TOGETHER = 4,  // of x
     WIDE = PAIRS ? 6 : REGISTERS / 8,  // outputs that these are multiplied with, so that the sums stay in registers, and what they are made of
@@ -25,9 +21,15 @@ enum {
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
     WHOLE_BLOCKS = 48, // outputs that are whole blocks, gated or not, and whole tiles
+    FEW_WIDENED = 16, // rows that are multiplied faster as they are, where others are widened
+    WIDENED_SHARE = 16, // outputs of these that a thread takes at least
     GATES = 1 << 10, // results of a half that a thread holds at a time
     SMALL_GATES = 1 << 14, // results that take less time than waking threads
 };
+
+#if !PAIRS
+#include "many_rows_widened.c"
+#endif
 
 // Some outputs from `at` on, of the gates as many, as all rows of x are multiplied with them: `wide` in all.
 typedef struct {
@@ -220,7 +222,8 @@ static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t thre
         return NULL;
     }
     pack(&p, with_tiles, work);
-    share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
+    if (PAIRS || p.rows <= FEW_WIDENED || p.outputs * p.columns < SMALL_WEIGHT) share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
+    else in_shares(product_outputs, &p, p.outputs, WIDENED_SHARE, (unsigned)threads);
     return NULL;
 }
 
