@@ -55,7 +55,7 @@ FAST INLINE void add_widened(Floats *sums, const float *factors, const uint16_t 
         for (int row = 0; row < rows; row++) {
             const Floats factor = loaded(factors + row * LANES + is_odd * FLOATS);
 #pragma GCC unroll 4
-            for (int i = 0; i < outputs; i++) sums[row * outputs + i] = fused(of[i], factor, sums[row * outputs + i]);
+            for (int i = 0; i < outputs; i++) add_product(&sums[row * outputs + i], of[i], factor);
         }
     }
 }
@@ -71,9 +71,8 @@ FAST INLINE void multiply_widened(const WidenedBlock *some, const Widened *x, Py
     for (int j = 0; j < outputs; j++) weight[j] = p->weight + (some->at + i + j % each + j / each * p->outputs) * p->columns;
 #pragma GCC unroll 20
     for (int j = 0; j < rows * outputs; j++) sums[j] = x->first ? kept[j] : all(0.0f);
-    const float *factors = x->factors;
-    for (Py_ssize_t at = x->first; at < whole; at += LANES, factors += rows * LANES) add_widened(sums, factors, weight, at, LANES, rows, outputs);
-    if (whole < x->end) add_widened(sums, factors, weight, whole, x->end - whole, rows, outputs);
+    for (Py_ssize_t at = x->first; at < whole; at += LANES) add_widened(sums, x->factors + (at - x->first) * rows, weight, at, LANES, rows, outputs);
+    if (whole < x->end) add_widened(sums, x->factors + (whole - x->first) * rows, weight, whole, x->end - whole, rows, outputs);
     if (x->end < p->columns) {
 #pragma GCC unroll 20
         for (int j = 0; j < rows * outputs; j++) kept[j] = sums[j];

@@ -330,6 +330,15 @@ FAST INLINE Floats fused(Floats x, Floats y, Floats z) {
 #endif
 }
 
+// Add x * y to a sum where it is: compilers copy some sums first.
+FAST INLINE void add_product(Floats *sum, Floats x, Floats y) {
+#if AVX2
+    __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(x), "x"(y));
+#else
+    *sum = fused(x, y, *sum);
+#endif
+}
+
 // Elements from `at` on, which are float if `is_wide` and else bfloat16, zero where `there` marks none.
 FAST INLINE Floats elements(const void *from, bool is_wide, Py_ssize_t at, Lanes there) {
     return is_wide ? floats_there((const float *)from + at, there) : widened_vector((const uint16_t *)from + at, there);
