@@ -276,6 +276,14 @@ def test_a_weight_without_outputs_gives_none(kernel: InC):
     assert kernel.multiply(torch.ones(1, 4).bfloat16(), torch.ones(0, 4).bfloat16(), None).shape == (1, 0)
 
 
+@pytest.mark.parametrize("rows", [1, 17])
+def test_a_weight_without_columns_gives_its_bias(rows: int):
+    bias, nothing = torch.arange(5.0).bfloat16(), torch.empty(0).bfloat16()
+    y = torch.full((rows, 5), torch.nan).bfloat16()
+    extension.NATIVE.multiply(rows, 0, 5, 0, 4, 0, 1, nothing, nothing, bias, None, None, y)
+    assert y.equal(bias.expand(rows, 5))
+
+
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     x, y = torch.zeros(1 << 14).bfloat16(), torch.full((1 << 14,), torch.nan)
     for name in ("multiply", "multiply_gated"):

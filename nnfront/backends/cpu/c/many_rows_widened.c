@@ -117,15 +117,18 @@ FAST INLINE void multiply_widened_block(const WidenedBlock *some, const int halv
     const Py_ssize_t parts = (p->rows + PART_ROWS - 1) / PART_ROWS;
     Floats kept[NEAR_PARTS][NEAR_SUMS][PART_ROWS * PART_OUTPUTS];
     Widened x;
-    for (Py_ssize_t from = 0; from < parts; from += NEAR_PARTS)
-        for (x.first = 0; x.first < p->columns; x.first = x.end) {
-            x.end = least(x.first + NEAR_COLUMNS, p->columns);
+    for (Py_ssize_t from = 0; from < parts; from += NEAR_PARTS) {
+        x.end = 0;
+        do {
+            x.first = x.end, x.end = least(x.first + NEAR_COLUMNS, p->columns);
             for (Py_ssize_t part = from; part < least(from + NEAR_PARTS, parts); part++) {
                 x.row = p->rows * part / parts;
+                // So many rows are parts of PART_ROWS or of one less.
                 if (p->rows * (part + 1) / parts - x.row < PART_ROWS) multiply_widened_part(some, &x, kept[part - from], PART_ROWS - 1, halves);
                 else multiply_widened_part(some, &x, kept[part - from], PART_ROWS, halves);
             }
-        }
+        } while (x.end < p->columns);
+    }
 }
 
 // The outputs `at` to `end` of more than FEW_WIDENED rows.
