@@ -85,7 +85,7 @@ FAST INLINE Words words(const uint16_t *from) {
     return values;
 }
 
-// The same in a register of its own, where compilers would load it wherever it is multiplied.
+// Floats in a register of their own, where compilers would load them wherever they are multiplied.
 FAST INLINE Floats loaded(const float *from) {
     Floats values = floats(from);
 #if AVX512
@@ -246,9 +246,10 @@ FAST INLINE float total(Floats values) {
 FAST INLINE Floats where_less(Floats x, Floats y, Floats then, Floats otherwise) {
 #if AVX2
     return _mm256_blendv_ps(otherwise, then, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
-#endif
+#else
     const Bits is_less = (Bits)(x < y);
     return (Floats)(((Bits)then & is_less) | ((Bits)otherwise & ~is_less));
+#endif
 }
 
 FAST INLINE Floats greater(Floats x, Floats y) {
