@@ -73,6 +73,7 @@ class Op:
     moves         it copies elements, perhaps converted, or writes numbers that shapes and attributes tell: it computes nothing
     rowwise       rows (slices along axis 0) of the result depend on the same rows of the operands only, all of which have as many,
                   unless the attribute `axis` names axis 0
+    pointwise     an element of the result depends on one element of each operand, which all broadcast
     scratch       False: while it runs it holds nothing but operands and results, where operands and results have one dtype, positions
                   int64, and operands are in row-major order (or it `moves`, then in any)
     holds         where a reference holds more than a few copies of its largest operand: the most bytes besides operands and results, from the elements of its operands
@@ -94,6 +95,7 @@ class Op:
     in_order: bool | str = False
     moves: bool = False
     rowwise: bool = False
+    pointwise: bool = False
     scratch: bool = True
     holds: Callable[..., int] | None = None
     flops: Flops | None = None
@@ -314,6 +316,7 @@ class Facts(TypedDict, total=False):
     in_order: bool | str
     moves: bool
     rowwise: bool
+    pointwise: bool
     scratch: bool
     holds: Callable[..., int]
     flops: Flops

@@ -39,8 +39,8 @@ def _gated(gate: TensorType, up: TensorType) -> TensorType:
     return TensorType(*broadcast_operands(gate, up))
 
 
-_rectifier = alike(_of_numbers, dtype_policy="follow")
-_smooth = alike(_activation, dtype_policy="follow")
+_rectifier = alike(_of_numbers, pointwise=True, dtype_policy="follow")
+_smooth = alike(_activation, pointwise=True, dtype_policy="follow")
 
 relu = _rectifier("relu", "max(x, 0).", torch.relu, scratch=False)
 relu6 = _rectifier("relu6", "min(max(x, 0), 6).", F.relu6)
@@ -49,7 +49,7 @@ mish = _smooth("mish", "x * tanh(softplus(x)).", F.mish)
 hardswish = _smooth("hardswish", "x * min(max(x + 3, 0), 6) / 6.", F.hardswish)
 
 
-@op(dtype_policy="follow")
+@op(pointwise=True, dtype_policy="follow")
 def gelu(x: TensorType, approximate: str | None = None) -> TensorType:
     """x * Phi(x), Phi the normal distribution function; approximate="tanh" is the formula with tanh.
 
@@ -64,20 +64,20 @@ def _(x: torch.Tensor, approximate: str | None) -> torch.Tensor:
     return F.gelu(x, approximate=approximate or "none")
 
 
-@op(dtype_policy="follow", reference=F.softplus)
+@op(pointwise=True, dtype_policy="follow", reference=F.softplus)
 def softplus(x: TensorType, beta: float = 1.0, threshold: float = 20.0) -> TensorType:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     require(beta != 0, "beta must not be 0")
     return _activation(x)
 
 
-@op(dtype_policy="follow", reference=positional(F.leaky_relu))
+@op(pointwise=True, dtype_policy="follow", reference=positional(F.leaky_relu))
 def leaky_relu(x: TensorType, alpha: float = 0.01) -> TensorType:
     """x where it is positive, alpha x elsewhere."""
     return _activation(x)
 
 
-@op(dtype_policy="follow", reference=F.elu)
+@op(pointwise=True, dtype_policy="follow", reference=F.elu)
 def elu(x: TensorType, alpha: float = 1.0) -> TensorType:
     """x where it is positive, alpha (exp(x) - 1) elsewhere."""
     return _activation(x)
@@ -96,7 +96,7 @@ def prelu(x: TensorType, alpha: TensorType) -> TensorType:
     return x
 
 
-@op(stricter=_FLOATS, dtype_policy="follow")
+@op(pointwise=True, stricter=_FLOATS, dtype_policy="follow")
 def swiglu(gate: TensorType, up: TensorType) -> TensorType:
     """silu(gate) * up, in float32 for half types, rounded once.
 
@@ -111,7 +111,7 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate.to(wide(dtype))) * up.to(wide(dtype))).to(dtype)
 
 
-@op(stricter=_FLOATS, dtype_policy="follow")
+@op(pointwise=True, stricter=_FLOATS, dtype_policy="follow")
 def geglu(gate: TensorType, up: TensorType, approximate: str | None = None) -> TensorType:
     """gelu(gate, approximate) * up, in float32 for half types, rounded once.
 

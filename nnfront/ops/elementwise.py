@@ -55,11 +55,11 @@ def _of_numbers(x: TensorType) -> TensorType:
     return x
 
 
-_arithmetic = alike(_any_two, scratch=False, dtype_policy="follow")
-_extreme = alike(_any_extremes, dtype_policy="follow")
-_whole = alike(_no_bool, dtype_policy="follow")
-_number = alike(_of_numbers, dtype_policy="follow")
-_real = alike(_of_reals, scratch=False, dtype_policy="wide")
+_arithmetic = alike(_any_two, pointwise=True, scratch=False, dtype_policy="follow")
+_extreme = alike(_any_extremes, pointwise=True, dtype_policy="follow")
+_whole = alike(_no_bool, pointwise=True, dtype_policy="follow")
+_number = alike(_of_numbers, pointwise=True, dtype_policy="follow")
+_real = alike(_of_reals, pointwise=True, scratch=False, dtype_policy="wide")
 
 _NO_PRODUCTS = "no arithmetic in float8, though torch multiplies"
 _NO_ABS = "torch takes the absolute value of a float8 tensor; nothing else computes in float8"
@@ -72,7 +72,7 @@ multiply = _arithmetic(
 )
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.truediv)
+@op(pointwise=True, scratch=False, dtype_policy="follow", reference=operator.truediv)
 def divide(a: OperandType, b: OperandType) -> TensorType:
     """a / b, the true quotient: float32 for two integers."""
     shape, dtype = broadcast_operands(a, b)
@@ -85,7 +85,7 @@ floor_divide = _whole("floor_divide", _QUOTIENT, operator.floordiv)
 remainder = _whole("remainder", _REMAINDER, operator.mod)
 
 
-@op(dtype_policy="wide", reference=operator.pow)
+@op(pointwise=True, dtype_policy="wide", reference=operator.pow)
 def power(a: OperandType, b: OperandType) -> TensorType:
     """a to the power b. An integer to a negative integer power is refused, at run time if the exponent is a tensor."""
     result = _no_bool(a, b)
@@ -103,7 +103,11 @@ maximum = _extreme("maximum", "The larger of two; NaN if either is NaN.", of_ten
 minimum = _extreme("minimum", "The smaller of two; NaN if either is NaN.", of_tensors(torch.minimum))
 
 
-@op(stricter="at least one bound must be given, where the reference would do nothing", dtype_policy="follow")
+@op(
+    pointwise=True,
+    stricter="at least one bound must be given, where the reference would do nothing",
+    dtype_policy="follow",
+)
 def clip(x: TensorType, min: OperandType | None = None, max: OperandType | None = None) -> TensorType:
     """minimum(maximum(x, min), max): limit x to [min, max]. An absent bound does not limit."""
     require(min is not None or max is not None, "give min, max or both")
@@ -149,7 +153,7 @@ erf = _real("erf", "The error function.", torch.erf)
 sigmoid = _real("sigmoid", "1 / (1 + exp(-x)).", torch.sigmoid, dtype_policy="follow")
 
 
-@op(view="sometimes", moves=True, scratch=False, dtype_policy="given")
+@op(pointwise=True, view="sometimes", moves=True, scratch=False, dtype_policy="given")
 def astype(x: TensorType, dtype: Dtype) -> TensorType:
     """Cast to `dtype`. Floats become integers by dropping the fraction; NaN, infinities and values out of range become anything."""
     return TensorType(x.shape, dtype)

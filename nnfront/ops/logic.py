@@ -51,9 +51,9 @@ def _bits_of_one(x: TensorType) -> TensorType:
     return _bits_of_two(x, x)
 
 
-_comparison = alike(_compare, scratch=False, dtype_policy="follow")
-_logical = alike(_logical_two, stricter="no logic in float8, of which torch has some")
-_bits, _shift = alike(_bits_of_two), alike(_shifted)
+_comparison = alike(_compare, pointwise=True, scratch=False, dtype_policy="follow")
+_logical = alike(_logical_two, pointwise=True, stricter="no logic in float8, of which torch has some")
+_bits, _shift = alike(_bits_of_two, pointwise=True), alike(_shifted, pointwise=True)
 
 _NO_FLOAT8 = "torch compares float8 for equality; nothing else computes in float8"
 less = _comparison("less", "a < b.", operator.lt)
@@ -66,7 +66,7 @@ not_equal = _comparison("not_equal", "a != b, elementwise.", operator.ne, strict
 logical_and = _logical("logical_and", "Whether both are nonzero.", torch.logical_and)
 logical_or = _logical("logical_or", "Whether at least one is nonzero.", torch.logical_or)
 logical_xor = _logical("logical_xor", "Whether exactly one is nonzero.", torch.logical_xor)
-logical_not = alike(_logical_one)("logical_not", "Whether x is zero.", torch.logical_not)
+logical_not = alike(_logical_one, pointwise=True)("logical_not", "Whether x is zero.", torch.logical_not)
 
 _INVERTED = "Every bit inverted; for bool its negation."
 _LEFT = "a * 2**b, bits beyond the dtype dropped; b must be in [0, bits of the dtype)."
@@ -74,12 +74,12 @@ _RIGHT = "a shifted right by b bits, the sign kept; b must be in [0, bits of the
 bitwise_and = _bits("bitwise_and", "The bits that both have.", operator.and_)
 bitwise_or = _bits("bitwise_or", "The bits that at least one has.", operator.or_)
 bitwise_xor = _bits("bitwise_xor", "The bits that exactly one has.", operator.xor)
-bitwise_not = alike(_bits_of_one)("bitwise_not", _INVERTED, torch.bitwise_not)
+bitwise_not = alike(_bits_of_one, pointwise=True)("bitwise_not", _INVERTED, torch.bitwise_not)
 left_shift = _shift("left_shift", _LEFT, operator.lshift)
 right_shift = _shift("right_shift", _RIGHT, operator.rshift)
 
 
-@op(moves=True, dtype_policy="follow")
+@op(pointwise=True, moves=True, dtype_policy="follow")
 def where(condition: TensorType, x1: OperandType, x2: OperandType) -> TensorType:
     """x1 where the condition is nonzero, else x2; all three broadcast."""
     shape = condition.shape

@@ -17,6 +17,7 @@ from nnfront.passes.apply_dtype_policy import apply_dtype_policy
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
 from nnfront.passes.bind_params import bind_params
+from nnfront.passes.bubble_up_slices import bubble_up_slices
 from nnfront.passes.canonicalize import canonicalize
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
@@ -53,6 +54,8 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     "cpu": (
         special_cases,
         *_SIMPLIFY,
+        bubble_up_slices,
+        eliminate_dead_code,
         outline,
         partial(pack_weights, only_lifted=True),
         partial(lift_transform_params, only_lifted=True),
@@ -60,6 +63,8 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     "cuda": (
         special_cases,
         *_SIMPLIFY,
+        bubble_up_slices,
+        eliminate_dead_code,
         transpose_weights,
         partial(outline, patterns=CUDA_PATTERNS),
         pack_weights,
@@ -80,6 +85,7 @@ __all__ = [
     "apply_dtype_policy",
     "bind_dims",
     "bind_params",
+    "bubble_up_slices",
     "canonicalize",
     "causal",
     "eliminate_common_subexpressions",

@@ -37,6 +37,7 @@ from nnfront.ir import (
     Call,
     Constant,
     Expr,
+    Function,
     If,
     IRModule,
     MatchShape,
@@ -60,7 +61,12 @@ Rule: TypeAlias = Callable[[Call, Type, Definitions], Expr | None]
 @module_pass()
 def canonicalize(ir: IRModule) -> IRModule:
     """Bring every function to canonical form."""
-    return ir.with_functions(_Canonical().function(f) for f in ir.functions)
+    return ir.with_functions(map(canonical, ir.functions))
+
+
+def canonical(function: Function) -> Function:
+    """Return the canonical form of one function."""
+    return _Canonical().function(function)
 
 
 class _Canonical(Mutator):

@@ -39,6 +39,7 @@ from nnfront.ir import (
     IRModule,
     Names,
     Provenance,
+    Var,
     call_sizes,
     callees_first,
     symbols_in,
@@ -55,9 +56,19 @@ def inline(ir: IRModule, functions: Iterable[str] | None = None) -> IRModule:
         return ir
     done: dict[str, Function] = {}
     for function in callees_first(ir):
-        done[function.name] = _Inlining(function, done, chosen).function(function)
+        if function.kind == "external":  # never touched, whatever it calls
+            done[function.name] = function
+            continue
+        done[function.name] = _Inlining(function, done, lambda call, _: call.function in chosen).function(
+            function
+        )
     called = {callee for f in done.values() for callee in f.callees}
     return ir.with_functions(done[name] for name in ir if name not in chosen or name in called)
+
+
+def inlined(function: Function, functions: Mapping[str, Function], calls: Collection[Var]) -> Function:
+    """Return a function with bodies of private functions in the place of the calls that give it these variables; what those call stays a call."""
+    return _Inlining(function, functions, lambda _, var: var in calls).function(function)
 
 
 def _chosen(ir: IRModule, functions: Iterable[str] | None) -> frozenset[str]:
@@ -75,21 +86,23 @@ def _chosen(ir: IRModule, functions: Iterable[str] | None) -> frozenset[str]:
 
 
 class _Inlining(Knowing):
-    """Rewrites one function. The bodies of `functions` contain no call that is to be inlined any more."""
+    """Rewrites one function: the calls that are `chosen`, by themselves and what they are bound to. The bodies of `functions` contain none that is to be inlined any more."""
 
     def __init__(
-        self, function: Function, functions: Mapping[str, Function], chosen: Collection[str]
+        self,
+        function: Function,
+        functions: Mapping[str, Function],
+        chosen: Callable[[FunctionCall, Var], bool],
     ) -> None:
         super().__init__()
         self.functions = functions
-        # An external function is never touched, whatever it calls.
-        self.chosen = chosen if function.kind != "external" else ()
+        self._is_chosen = chosen
         self._caller = function
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
         self.values[binding.var] = value
-        if isinstance(value, FunctionCall) and value.function in self.chosen:
+        if isinstance(value, FunctionCall) and self._is_chosen(value, binding.var):
             return self._body(binding, value)
         return (binding.with_value(value),)
 

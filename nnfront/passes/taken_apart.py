@@ -58,7 +58,7 @@ def _parts(call: Call, axis: int) -> bool:
     if call.op is not ops.getitem:
         return False
     entries = [entry for entry in attrs["index"] if entry is not None]
-    return axis < len(entries) and entries[axis] != ":"
+    return axis < len(entries) and not isinstance(entries[axis], str)
 
 
 def _axis_after(call: Call, known: Mapping[Var, tuple[str, int]]) -> int | None:

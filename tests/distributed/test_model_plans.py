@@ -21,6 +21,7 @@ import nnfront as nn
 from nnfront.errors import LoadError, SpecError
 from nnfront.llm.model_files import find_architecture, known_architectures
 from nnfront.nn.ranks import RankRMSNorm, _as
+from nnfront.passes.taken_apart import taken_apart
 
 DIVIDED = [
     name for name in known_architectures() if getattr(find_architecture(name).file.Config, "divided", ())
@@ -198,6 +199,18 @@ def test_a_weight_of_several_matrices_that_nobody_named_is_refused(monkeypatch: 
     )
     assert "phi3.py:" in str(error.value)
     assert error.value.help == "say what it holds: nnfront.joined(sizes, weight)"
+
+
+def test_a_row_of_a_weight_that_a_dim_names_is_one_of_its_parts() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            self.table = nn.Parameter(("rows", 4), "float32")
+
+        def last(self, x: nn.Tensor) -> nn.Tensor:
+            return self.table[x.shape[0] - 1] + x
+
+    ir = Rows().export({"last": {"x": nn.spec.Tensor([nn.Dim("rows", min=1), 4], "float32")}})
+    assert [name for name, _ in taken_apart(ir, ["table"])] == ["table"]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,9 @@ def test_a_language_model_takes_what_its_plan_says(model, name):
     peak = measured_peak(lambda: session[name](ids, *caches))
     assert plan.peak > 4 * SCRATCH
     libraries = library_scratch(dtype, SEQ, CONFIG.intermediate_size, CONFIG.hidden_size)
-    # Calls of C that are one hold their operands and their result, and their memory has a gap: no library holds anything beside them where none multiplies bfloat16.
-    held = 3 * SEQ * CONFIG.hidden_size * 2 if dtype == "bfloat16" else 0
+    # Calls of C that are one hold their operands and their results, which are what a slice behind them reads, and their memory has a gap: no library
+    # holds anything beside them where none multiplies bfloat16.
+    held = 4 * SEQ * CONFIG.hidden_size * 2 if dtype == "bfloat16" else 0
     assert plan.peak <= peak <= 1.05 * plan.peak + libraries + held
 
 

@@ -21,6 +21,7 @@ from nnfront import ops
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, Op, TensorType
 from nnfront.memory.allocations import Meter
+from nnfront.ops.slices import sliced_axes
 from nnfront.transform import blockwise
 
 FEW = settings(
@@ -204,6 +205,63 @@ def test_a_rowwise_op_gives_the_same_in_blocks_of_rows(name: str, data: st.DataO
     assert all(
         torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(whole, blocks, strict=True)
     )
+
+
+def parts_of(op: Op, case: Case, attrs: dict[str, Any], axis: int) -> tuple[list[Any], list[Any]] | None:
+    """All but the first position along an axis of the results: computed of operands cut in the same way, and taken of what is computed of all; None if nothing says that it can be."""
+    axes = sliced_axes(op, axis, [type_of(x) for x in case.operands], attrs)
+    if axes is None:
+        return None
+    whole = run(op, case.operands, attrs)
+    operands = [
+        x if at is None else x.narrow(at, 1, x.shape[at] - 1)
+        for x, at in zip(case.operands, axes, strict=True)
+    ]
+    if "shape" in attrs:
+        shape = list(attrs["shape"])
+        shape[axis] -= 1
+        attrs = {**attrs, "shape": tuple(shape)}
+    return run(op, operands, attrs), [x.narrow(axis, 1, x.shape[axis] - 1) for x in whole]
+
+
+def long_axes(op: Op, case: Case, attrs: dict[str, Any]) -> list[int]:
+    """The axes of the first result that have something to leave out."""
+    first = result_types(op, [type_of(x) for x in case.operands], attrs)[0]
+    return [i for i, size in enumerate(first.shape) if size > 1] if isinstance(first, TensorType) else []
+
+
+@pytest.mark.parametrize("name", named(lambda op: op.is_pure or op.collective))
+@settings(FEW, max_examples=20)
+@given(data=st.data())
+def test_a_part_of_a_result_is_computed_of_the_parts_of_operands_that_are_said(
+    name: str, data: st.DataObject
+) -> None:
+    op, case = OPS[name], data.draw(CASES[name])
+    attrs = attributes(op, case)
+    if attrs is None:
+        return
+    for axis in long_axes(op, case, attrs):
+        if (found := parts_of(op, case, attrs, axis)) is not None:
+            for part, expected in zip(*found, strict=True):
+                torch.testing.assert_close(part, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *named(lambda op: op.pointwise),
+        *("add_low_rank", "all_reduce", "chunk", "concat", "layer_norm", "linear", "linear_int8"),
+        *("log_softmax", "matmul", "reshape", "rms_norm", "softmax", "split"),
+    ],
+)
+def test_there_are_cases_of_every_op_of_which_parts_can_be_computed(name: str) -> None:
+    def is_cut(case: Case) -> bool:
+        attrs = attributes(OPS[name], case)
+        if attrs is None:
+            return False
+        return any(parts_of(OPS[name], case, attrs, axis) for axis in long_axes(OPS[name], case, attrs))
+
+    find(CASES[name], is_cut, settings=MANY)
 
 
 def flops(op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> int:

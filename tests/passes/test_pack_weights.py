@@ -16,7 +16,7 @@ from nnfront import op, spec
 from nnfront.backends.cpu.backend import KERNELS as CPU
 from nnfront.backends.cuda.table import KERNELS as CUDA
 from nnfront.ir import first_difference, parse
-from nnfront.passes import lift_transform_params, outline, pack_weights
+from nnfront.passes import bubble_up_slices, lift_transform_params, outline, pack_weights
 from nnfront.passes.weight_layouts import LAYOUTS
 
 D, F, GROUP = 64, 6, 32
@@ -263,6 +263,30 @@ def test_methods_and_shared_layers_read_one_packed_copy():
     packed = [p.name for p in again["one"].weights]
     assert packed == [p.name for p in again["two"].weights]
     assert len(packed) == 5
+
+
+def test_a_method_and_a_layer_that_others_call_read_one_packed_copy():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.layers = [Gated(), Gated()]
+            self.back = nn.Linear(F, D, bias=False)
+
+        def all(self, x: nn.Tensor) -> nn.Tensor:
+            for layer in self.layers:
+                x = self.back(layer(x))
+            return x
+
+        def last(self, x: nn.Tensor) -> nn.Tensor:
+            return self.all(x)[-1:]
+
+    x = {"x": spec.Tensor([nn.Dim("n", min=1), D], "float32")}
+    ir = bubble_up_slices(lift_transform_params(Model().export({"all": x, "last": x}), shared_transform=True))
+    assert str(ir["last"]).count("@Gated(") < str(ir["all"]).count("@Gated(") == 2
+    again = lift_transform_params(pack_weights(outline(ir)), shared_transform=True)
+    expect_same_results(ir, again)
+    assert [p.name for p in again["last"].weights] == [p.name for p in again["all"].weights]
+    assert len(again["all"].weights) == 5
+    assert str(again).count("@interleaved_product") == 3  # in the layer, and of one row
 
 
 def test_a_weight_that_something_else_reads_is_not_packed_beside_it():

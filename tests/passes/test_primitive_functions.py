@@ -15,7 +15,8 @@ from nnfront.ir import Call, FunctionCall, IRModule, first_difference, infer, ve
 from nnfront.passes import PASSES, eliminate_dead_code, outline
 
 # Something for each pass: a reshape to the same, a dead and a repeated value, a permutation twice, constants, a product with
-# its activation, one with a quantised weight, a call of a private function, weights that can be permuted beforehand, dims that can be bound.
+# its activation, one with a quantised weight, one of which a part is read, a call of a private function, weights that can be permuted beforehand, dims
+# that can be bound.
 BODY = """
     again: float32[n, 4] = reshape(x, shape=(n, 4))
     dead: float32[n, 4] = exp(x)
@@ -35,7 +36,11 @@ BODY = """
     r: float32[n, 4] = add(y, total)
     d: float32[1, 4] = dequantize(const(int8[1, 4], [1, 2, 3, 4]), const(float32[1, 1], [0.5]), axis=1)
     e: float32[n, 1] = linear(r, d)
-    z: float32[n, 4] = add(r, e)
+    f: float32[n, 4] = add(r, e)
+    k: float32[n, 4] = matmul(f, v)
+    o: float32[ceildiv(n, 2), 4] = getitem(k, index=((0, n, 2),))
+    l: float32[4] = sum(o, axis=(0,))
+    z: float32[n, 4] = add(f, l)
     return z
 """
 # A region whose weight a pass may pack, and a private function.

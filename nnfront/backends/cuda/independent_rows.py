@@ -25,12 +25,9 @@ BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 TOKENS = (16, 32, 64, 128, 256)
 
 # Ops of one element, and others that keep to a row whatever their attributes are.
-POINTWISE = frozenset(
-    name
-    for name, op in OPS.items()
-    if op.infer.__module__.rpartition(".")[2] in ("elementwise", "activation", "logic")
-)
-WHOLE_ROWS = POINTWISE | {"gated_activation", "tuple", "zeros_like", "ones_like", "full_like", "broadcast_to"}
+WHOLE_ROWS = {name for name, op in OPS.items() if op.pointwise} | {
+    *("prelu", "gated_activation", "tuple", "zeros_like", "ones_like", "full_like", "broadcast_to")
+}
 # Those that keep to a row unless an attribute names axis 0, or none where that means all of them.
 ALONG = frozenset(
     {
