@@ -36,7 +36,7 @@ def getitem(x: TensorType, index: Any) -> TensorType:
         if isinstance(entry, str):
             shape.append(x.shape[axis])
         elif isinstance(entry, tuple):
-            shape.append(_length(*entry))
+            shape.append(slice_length(*entry))
         axis += 1
     return TensorType((*shape, *x.shape[axis:]), x.dtype)
 
@@ -137,7 +137,8 @@ def _at_most(value: Size, size: Size) -> Size:
     return value if less_equal(value, size) is True else minimum(value, size)
 
 
-def _length(start: Size, stop: Size, step: int) -> Size:
+def slice_length(start: Size, stop: Size, step: int) -> Size:
+    """Return how many positions a slice in canonical form takes."""
     if isinstance(start, int) and isinstance(stop, int):
         return max(-(-(stop - start) // step), 0)
     distance = stop - start

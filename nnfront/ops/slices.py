@@ -9,13 +9,16 @@ from typing import Any, TypeAlias
 from nnfront.dims import same
 from nnfront.ir.op import Op
 from nnfront.ir.types import TensorType, Type
+from nnfront.ops import reduce
 from nnfront.ops.collective import all_reduce
+from nnfront.ops.index import gather
 from nnfront.ops.join import chunk, concat, split
 from nnfront.ops.linear_int8 import linear_int8
 from nnfront.ops.low_rank import add_low_rank
 from nnfront.ops.matmul import linear, matmul
+from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import layer_norm, log_softmax, rms_norm, softmax
-from nnfront.ops.shape import reshape
+from nnfront.ops.shape import unsqueeze
 
 Axes: TypeAlias = Sequence[int | None]
 """For each operand the axis along which it is cut, None for one that is read whole."""
@@ -26,7 +29,7 @@ _Rule: TypeAlias = Callable[[int, Sequence[Type | None], Mapping[str, Any]], Axe
 def sliced_axes(op: Op, axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
     """Return along which axes operands of these types are cut for a slice of the result along `axis`, of each if there are several.
 
-    The slice is then what the op computes of operands cut to the same positions, a `shape` among the attributes cut as well. None: nothing says so.
+    The slice is then what the op computes of operands cut to the same positions. None: nothing says so.
     """
     rule = _broadcast if op.pointwise else _RULES.get(op)
     return None if rule is None else rule(axis, types, op.full_attrs(attrs))
@@ -79,13 +82,24 @@ def _joined(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -
     return None if axis == attrs["dim"] else [axis] * len(types)
 
 
-def _same_axes(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
-    """An axis that the other shape has in the same place, all before it being the same as well."""
-    (x,) = types
-    assert isinstance(x, TensorType)
-    ends = [shape[: axis + 1] for shape in (x.shape, attrs["shape"])]
-    is_kept = all(len(end) == axis + 1 for end in ends) and all(map(same, *ends))
-    return (axis,) if is_kept else None
+def _reduced(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
+    """Along any axis but those that are reduced, which the result may lack."""
+    gone = range(_ndim(types[0])) if attrs["axis"] is None else _as_tuple(attrs["axis"])
+    kept = [at for at in range(_ndim(types[0])) if attrs["keepdims"] or at not in gone]
+    return None if kept[axis] in gone else _first(kept[axis], types)
+
+
+def _with_new_axis(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
+    return None if axis == attrs["dim"] else (axis - (axis > attrs["dim"]),)
+
+
+def _gathered(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
+    return None if axis == attrs["axis"] else (axis, axis)
+
+
+def _experts(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
+    """Tokens, their experts and the weights of these."""
+    return (0, None, None, 0, 0, None, None) if axis == 0 else None
 
 
 def _each(axis: int, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Axes | None:
@@ -105,18 +119,20 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+_REDUCTIONS = (reduce.all, reduce.any, reduce.max, reduce.mean, reduce.min, reduce.prod, reduce.sum)
+
 _RULES: Mapping[Op, _Rule] = {
+    **dict.fromkeys(_REDUCTIONS, _reduced),
+    **dict.fromkeys((linear, linear_int8), _rows),
+    **dict.fromkeys((log_softmax, softmax, split, reduce.topk), _besides("axis")),
     add_low_rank: _low_rank,
     all_reduce: _each,
     chunk: _besides("dim"),
     concat: _joined,
+    gather: _gathered,
     layer_norm: _normalized,
-    linear: _rows,
-    linear_int8: _rows,
-    log_softmax: _besides("axis"),
     matmul: _product,
-    reshape: _same_axes,
+    moe_mlp: _experts,
     rms_norm: _besides("axes"),
-    softmax: _besides("axis"),
-    split: _besides("axis"),
+    unsqueeze: _with_new_axis,
 }

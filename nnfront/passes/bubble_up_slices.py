@@ -48,7 +48,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nnfront import ops
-from nnfront.dims import Size, less, less_equal, same
+from nnfront.dims import Size, less, less_equal, product, same, same_shape
 from nnfront.ir import (
     Atom,
     Binding,
@@ -69,6 +69,7 @@ from nnfront.ir import (
     tensor_type,
     used_vars,
 )
+from nnfront.ops.slice import slice_length
 from nnfront.ops.slices import sliced_axes
 from nnfront.passes.base import module_pass
 from nnfront.passes.canonicalize import canonical
@@ -78,24 +79,33 @@ from nnfront.passes.inline import inlined
 
 
 class Cut(NamedTuple):
-    """A part of a tensor, or of each of a tuple: these positions along an axis."""
+    """A part of a tensor, or of each of a tuple: these positions along an axis; `of` (count, size) of each of so many runs that lie along it."""
 
     axis: int
     start: Size
     stop: Size
     step: int
-
-    def along(self, axis: int) -> Cut:
-        """The same positions along another axis."""
-        return self._replace(axis=axis)
+    of: tuple[Size, Size] | None = None
 
     def is_same(self, other: Cut) -> bool:
         """Whether both are the same part."""
-        return self.axis == other.axis and all(map(same, self[1:], other[1:]))
+        positions, others = ((*cut[1:4], *(cut.of or ())) for cut in (self, other))
+        return self.axis == other.axis and same_shape(positions, others)
 
-    def call(self, value: Atom) -> Call:
+    @property
+    def length(self) -> Size:
+        """How long the axis is in the part."""
+        return slice_length(self.start, self.stop, self.step) * (self.of or (1,))[0]
+
+    def take(self, builder: FunctionBuilder, value: Var) -> Var:
         """The part of a tensor."""
-        return canonical_call(ops.getitem, (value,), {"index": (*":" * self.axis, tuple(self[1:]))})
+        before, behind = tensor_type(value).shape[: self.axis], tensor_type(value).shape[self.axis + 1 :]
+        index = (*":" * (self.axis + bool(self.of)), self[1:4])
+        if self.of is None:
+            return builder.call(ops.getitem, value, index=index)
+        runs = builder.call(ops.reshape, value, shape=(*before, *self.of, *behind))
+        part = builder.call(ops.getitem, runs, index=index)
+        return builder.call(ops.reshape, part, shape=(*before, self.length, *behind))
 
 
 @module_pass()
@@ -151,19 +161,19 @@ class _Parts:
             return
         if isinstance(value, FunctionCall):
             self._whole(value.args)
-            parts: Mapping[int | None, Cut | None] = {i: self._read.get(field) for i, field in fields.items()}
-            parts = parts or {None: self._read.get(var)}
-            if any(cut and _saves(ir, value.function, i, cut.axis) for i, cut in parts.items()):
+            cuts: Mapping[int | None, Cut | None] = {i: self._read.get(field) for i, field in fields.items()}
+            cuts = cuts or {None: self._read.get(var)}
+            if any(cut and _saves(ir, value.function, i, cut) for i, cut in cuts.items()):
                 self.calls.add(var)
             return
         cut = self._read.get(var)
-        axes = None if cut is None else _axes(value, cut.axis)
-        if cut is None or axes is None:
+        parts = None if cut is None else _read(value, cut)
+        if cut is None or parts is None:
             self._whole(used_vars(value))
             return
         self.cut[var] = cut
-        for operand, axis in axes:
-            self._reads(operand, None if axis is None else cut.along(axis))
+        for operand, part in parts:
+            self._reads(operand, part)
 
     def _whole(self, atoms: Iterable[Atom]) -> None:
         for atom in atoms:
@@ -198,17 +208,39 @@ def _cut_by(value: Expr) -> tuple[Var, Cut] | None:
     return (x, Cut(axis, entry, entry + 1, 1)) if is_there and not same(size, 1) else None
 
 
-def _axes(value: Expr, axis: int) -> list[tuple[Atom | None, int | None]] | None:
-    """Each operand, and along which axis it is cut for a part of the value along one; None if nothing says so."""
+def _read(value: Expr, cut: Cut) -> list[tuple[Atom | None, Cut | None]] | None:
+    """Each operand, and which part of it a part of the value is computed of, None for all of it; None if nothing says so."""
     if isinstance(value, Projection):
-        return [(value.tuple, axis)]
+        return [(value.tuple, cut)]
     if not isinstance(value, Call):
         return None
-    axes = sliced_axes(value.op, axis, [None if a is None else a.type for a in value.args], value.attrs)
-    return None if axes is None else list(zip(value.args, axes, strict=True))
+    if value.op is ops.reshape:
+        source = _before_reshape(tensor_type(value.args[0]).shape, value.attrs["shape"], cut)
+        return None if source is None else [(value.args[0], source)]
+    axes = sliced_axes(value.op, cut.axis, [None if a is None else a.type for a in value.args], value.attrs)
+    if axes is None:
+        return None
+    return [
+        (a, None if axis is None else cut._replace(axis=axis))
+        for a, axis in zip(value.args, axes, strict=True)
+    ]
 
 
-def _saves(ir: IRModule, function: str, field: int | None, axis: int) -> bool:
+def _before_reshape(old: Sequence[Size], new: Sequence[Size], cut: Cut) -> Cut | None:
+    """The part that is `cut` under a new shape; None if it is none along one axis."""
+    axis = cut.axis
+    if same_shape(old[: axis + 1], new[: axis + 1]):
+        return cut
+    if cut.of is not None:  # runs that were an axis of their own
+        is_joined = same_shape(old[: axis + 2], (*new[:axis], *cut.of))
+        return cut._replace(axis=axis + 1, of=None) if is_joined else None
+    runs = new[axis - 1 : axis + 1]
+    if axis and same_shape(old[:axis], (*new[: axis - 1], product(runs))):
+        return cut._replace(axis=axis - 1, of=(runs[0], runs[1]))
+    return None
+
+
+def _saves(ir: IRModule, function: str, field: int | None, cut: Cut) -> bool:
     """Whether a product that a function computes for a part of its result, or of a field of it, is one of a part of its operands."""
     called = ir[function]
     if called.kind != "private":
@@ -218,18 +250,18 @@ def _saves(ir: IRModule, function: str, field: int | None, axis: int) -> bool:
     value = made.get(result) if isinstance(result, Var) else None
     if field is not None and isinstance(value, Tuple):
         result, field = value.fields[field], None
-    pending: list[tuple[Atom | None, int | None]] = [(result, axis)]
+    pending: list[tuple[Atom | None, Cut | None]] = [(result, cut)]
     while pending:
-        atom, along = pending.pop()
-        value = made.get(atom) if isinstance(atom, Var) and along is not None else None
-        if value is None or along is None:
+        atom, part = pending.pop()
+        value = made.get(atom) if isinstance(atom, Var) and part is not None else None
+        if value is None or part is None:
             continue
-        if isinstance(value, FunctionCall) and _saves(ir, value.function, field, along):
+        if isinstance(value, FunctionCall) and _saves(ir, value.function, field, part):
             return True
-        axes = _axes(value, along)
-        if axes is not None and _is_product(value):
+        parts = _read(value, part)
+        if parts is not None and _is_product(value):
             return True
-        pending += axes or ()
+        pending += parts or ()
     return False
 
 
@@ -257,13 +289,12 @@ class _Cutting(Mutator):
         if var not in self.cut:
             return super().binding(binding)
         cut, builder = self.cut[var], FunctionBuilder.of_bindings(self.names, binding.provenance)
-        axes = _axes(value, cut.axis)
-        assert axes is not None  # or it would not be cut
+        parts = _read(value, cut)
+        assert parts is not None  # or it would not be cut
         operands = [
-            atom if axis is None or atom is None else self._part(builder, atom, cut.along(axis))
-            for atom, axis in axes
+            atom if of is None or atom is None else self._part(builder, atom, of) for atom, of in parts
         ]
-        part = Var(var.name, infer(new := _of(value, operands, cut.axis), {}))
+        part = Var(var.name, infer(new := _of(value, operands, cut), {}))
         self.parts[var] = [(cut, part)]
         return (*builder.finish(part).bindings, Binding(part, new, binding.provenance))
 
@@ -274,21 +305,19 @@ class _Cutting(Mutator):
         for each, part in known:
             if each.is_same(cut):
                 return part
-        known.append((cut, builder.emit(cut.call(self.atom(atom)))))
+        whole = self.atom(atom)
+        assert isinstance(whole, Var)
+        known.append((cut, cut.take(builder, whole)))
         return known[-1][1]
 
 
-def _of(value: Expr, operands: Sequence[Atom | None], axis: int) -> Expr:
-    """An expression of parts of its operands."""
+def _of(value: Expr, operands: Sequence[Atom | None], cut: Cut) -> Expr:
+    """A part of a value, of parts of its operands."""
     if isinstance(value, Projection):
         assert operands[0] is not None
         return Projection(operands[0], value.index)
     assert isinstance(value, Call)
     attrs = dict(value.attrs)
-    if "shape" in attrs:  # the first operand has the axis in the same place
-        attrs["shape"] = (
-            *attrs["shape"][:axis],
-            tensor_type(operands[0]).shape[axis],
-            *attrs["shape"][axis + 1 :],
-        )
+    if value.op is ops.reshape:
+        attrs["shape"] = (*attrs["shape"][: cut.axis], cut.length, *attrs["shape"][cut.axis + 1 :])
     return canonical_call(value.op, operands, attrs)

@@ -14,8 +14,9 @@ from pass_checks import expect_same_results, module
 from rewrite_checks import check, main
 
 import nnfront as nn
-from nnfront import op, spec
-from nnfront.ir import first_difference, parse
+from nnfront import op, ops, spec
+from nnfront.ir import Call, first_difference, parse, tensor_type, verify
+from nnfront.llm.model_files import find_architecture, known_architectures
 from nnfront.passes import bubble_up_slices, lift_transform_params
 
 W = "w: weight float32[4, 4]"
@@ -157,43 +158,96 @@ def test_a_prompt_computes_one_token_behind_the_last_attention():
         assert new[name] is ir[name]
 
 
+ROWS = [
+    "linear({x}, w)",
+    "matmul({x}, w)",
+    "rms_norm({x}, None, axes=({last},))",
+    "softmax({x}, axis={last})",
+    "silu({x})",
+]
+PARTS = [("(n - 1, n, 1)", "1"), ("(0, 1, 1)", "1"), ("(0, n, 2)", "ceildiv(n, 2)"), ("(1, n, 1)", "n - 1")]
+
+
 @given(data=st.data())
 def test_parts_of_random_chains_are_what_they_were(data: st.DataObject) -> None:
-    """Rows of a chain of products, sums with what is before, norms, and what mixes rows."""
-    lines, last, count = [], "x", data.draw(st.integers(1, 8))
-    for i in range(count):
+    """What works on rows, some of it on those of all sequences one after the other, sums with what is before, and what mixes rows."""
+    lines, x = [], "x"
+    for i in range(data.draw(st.integers(1, 8))):
         other = data.draw(st.sampled_from(["x", *(f"v{k}" for k in range(i))]))
-        value = data.draw(
-            st.sampled_from(
-                [
-                    f"linear({last}, w)",
-                    f"add({last}, {other})",
-                    f"multiply({other}, {last})",
-                    f"rms_norm({last}, None, axes=(2,))",
-                    f"softmax({last}, axis=2)",
-                    f"cumsum({last}, axis=1)",
-                    f"matmul({last}, w)",
-                    f"silu({last})",
-                ]
-            )
-        )
-        last = f"v{i}"
-        lines.append(f"{last}: float32[b, n, 4] = {value}")
-    entry, size = data.draw(
-        st.sampled_from(
-            [
-                ("(n - 1, n, 1)", "1"),
-                ("(0, 1, 1)", "1"),
-                ("(0, n, 2)", "ceildiv(n, 2)"),
-                ("(1, n, 1)", "n - 1"),
+        kind = data.draw(st.sampled_from(["rows", "rows", "flat", "with", "mixed"]))
+        of_rows = data.draw(st.sampled_from(ROWS))
+        if kind == "flat":
+            lines += [
+                f"f{i}: float32[b * n, 4] = reshape({x}, shape=(b * n, 4))",
+                f"g{i}: float32[b * n, 4] = {of_rows.format(x=f'f{i}', last=1)}",
             ]
-        )
-    )
-    lines += [f'part: float32[b, {size}, 4] = getitem({last}, index=(":", {entry}))', "return part"]
+        value = {
+            "rows": of_rows.format(x=x, last=2),
+            "flat": f"reshape(g{i}, shape=(b, n, 4))",
+            "with": f"add({x}, {other})",
+            "mixed": f"cumsum({x}, axis=1)",
+        }[kind]
+        x = f"v{i}"
+        lines.append(f"{x}: float32[b, n, 4] = {value}")
+    entry, size = data.draw(st.sampled_from(PARTS))
+    lines += [f'part: float32[b, {size}, 4] = getitem({x}, index=(":", {entry}))', "return part"]
     ir = module(main("\n".join(lines), X, f"float32[b, {size}, 4]", DIMS))
     new = bubble_up_slices(ir)
     expect_same_results(ir, new)
-    assert bubble_up_slices(new) is new
+    assert first_difference(bubble_up_slices(new), new) is None
+
+
+def test_rows_of_all_sequences_one_after_the_other_are_computed_of_the_tokens_that_are_read():
+    check(
+        bubble_up_slices,
+        sliced(
+            """f: float32[b * n, 4] = reshape(x, shape=(b * n, 4))
+            y: float32[b * n, 4] = linear(f, w)
+            z: float32[b * n, 4] = cumsum(y, axis=1)
+            u: float32[b * n, 4] = linear(z, w)
+            h: float32[b, n, 4] = reshape(u, shape=(b, n, 4))""",
+            '(":", (0, 1, 1))',
+        ),
+        main(
+            """f: float32[b * n, 4] = reshape(x, shape=(b * n, 4))
+            y: float32[b * n, 4] = linear(f, w)
+            z: float32[b * n, 4] = cumsum(y, axis=1)
+            reshape: float32[b, n, 4] = reshape(z, shape=(b, n, 4))
+            getitem: float32[b, 1, 4] = getitem(reshape, index=(":", (0, 1, 1)))
+            reshape_1: float32[b, 4] = reshape(getitem, shape=(b, 4))
+            u: float32[b, 4] = linear(reshape_1, w)
+            h: float32[b, 1, 4] = reshape(u, shape=(b, 1, 4))
+            return h""",
+            X,
+            "float32[b, 1, 4]",
+            DIMS,
+        ),
+    )
+
+
+WRITERS = [
+    name
+    for name in known_architectures()
+    if "prefill" in (file := find_architecture(name).file).export_spec(file.TINY)
+]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_prompt_of_every_model_computes_one_token_behind_what_mixes_them_last(name):
+    architecture = find_architecture(name)
+    ir = architecture.export(architecture.file.TINY)
+    new = bubble_up_slices(ir)
+    verify(new)
+    products = [
+        [
+            b
+            for b in f.bindings
+            if isinstance(b.value, Call) and b.value.op in (ops.linear, ops.matmul, ops.moe_mlp)
+        ]
+        for f in (ir["prefill"], new["prefill"])
+    ]
+    assert len(products[1]) > len(products[0]), "the last layer is inlined"
+    assert all("seq" not in str(tensor_type(b.var).shape) for b in products[1][-2:])
 
 
 def test_what_a_session_gives_is_what_a_session_gives_without_the_pass(monkeypatch):
