@@ -167,7 +167,7 @@ class _Parts:
                 self.calls.add(var)
             return
         cut = self._read.get(var)
-        parts = None if cut is None else _read(value, cut)
+        parts = None if cut is None else _parts_read(value, cut)
         if cut is None or parts is None:
             self._whole(used_vars(value))
             return
@@ -208,7 +208,7 @@ def _cut_by(value: Expr) -> tuple[Var, Cut] | None:
     return (x, Cut(axis, entry, entry + 1, 1)) if is_there and not same(size, 1) else None
 
 
-def _read(value: Expr, cut: Cut) -> list[tuple[Atom | None, Cut | None]] | None:
+def _parts_read(value: Expr, cut: Cut) -> list[tuple[Atom | None, Cut | None]] | None:
     """Each operand, and which part of it a part of the value is computed of, None for all of it; None if nothing says so."""
     if isinstance(value, Projection):
         return [(value.tuple, cut)]
@@ -258,7 +258,7 @@ def _saves(ir: IRModule, function: str, field: int | None, cut: Cut) -> bool:
             continue
         if isinstance(value, FunctionCall) and _saves(ir, value.function, field, part):
             return True
-        parts = _read(value, part)
+        parts = _parts_read(value, part)
         if parts is not None and _is_product(value):
             return True
         pending += parts or ()
@@ -289,10 +289,10 @@ class _Cutting(Mutator):
         if var not in self.cut:
             return super().binding(binding)
         cut, builder = self.cut[var], FunctionBuilder.of_bindings(self.names, binding.provenance)
-        parts = _read(value, cut)
+        parts = _parts_read(value, cut)
         assert parts is not None  # or it would not be cut
         operands = [
-            atom if of is None or atom is None else self._part(builder, atom, of) for atom, of in parts
+            atom and (self.atom(atom) if of is None else self._part(builder, atom, of)) for atom, of in parts
         ]
         part = Var(var.name, infer(new := _of(value, operands, cut), {}))
         self.parts[var] = [(cut, part)]

@@ -78,6 +78,22 @@ def test_two_readers_of_one_part_share_it():
     check(bubble_up_slices, *[main(body, x, "float32[1, 1, 4]", dims) for body in (before, after)])
 
 
+def test_what_is_read_whole_beside_a_part_may_itself_be_a_part_of_something_else():
+    entry = '(":", (n - 1, n, 1))'
+    before = f"""h: float32[b, n, 4] = linear(x, w)
+        s: float32[b, 1, 4] = getitem(h, index={entry})
+        k: float32[b, n, 4] = matmul(x, w)
+        u: float32[b, n, 4] = add(k, s)
+        t: float32[b, 1, 4] = getitem(u, index={entry})
+        return t"""
+    after = f"""getitem: float32[b, 1, 4] = getitem(x, index={entry})
+        h: float32[b, 1, 4] = linear(getitem, w)
+        k: float32[b, 1, 4] = matmul(getitem, w)
+        u: float32[b, 1, 4] = add(k, h)
+        return u"""
+    check(bubble_up_slices, *[main(body, X, "float32[b, 1, 4]", DIMS) for body in (before, after)])
+
+
 @pytest.mark.parametrize(
     "before",
     [
