@@ -73,18 +73,19 @@ def write(
     return model
 
 
-def logits(model: torch.nn.Module) -> torch.Tensor:
+def logits(model: torch.nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
     with torch.no_grad():
-        return model(IDS).logits
+        return model(ids).logits
 
 
 def agrees(folder: Path, model: torch.nn.Module, **options: Any) -> nn.LLM:
-    """Load a folder and hold its logits to those of transformers, and so for a step of generation."""
+    """Load a folder and hold its logits to those of transformers, and so the tokens behind a prompt and behind the first one."""
     llm = nn.LLM.load(folder, **options)
     expected = logits(model)
     torch.testing.assert_close(llm.logits(IDS), expected, rtol=1e-4, atol=1e-4)
     new = llm.generate_ids(IDS, 2)
     assert new[:, 0].tolist() == expected[:, -1].argmax(-1).tolist()
+    assert new[:, 1].tolist() == logits(model, torch.cat([IDS, new[:, :1]], 1))[:, -1].argmax(-1).tolist()
     return llm
 
 

@@ -55,7 +55,7 @@ def sorted_by_expert(products: Products, gated: Gated, run: Run) -> Callable[...
         x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Stack, down: Stack
     ) -> torch.Tensor:
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        y, weight = torch.zeros_like(x, dtype=wide), weights.to(wide).view(-1, 1)
+        y, weight = torch.zeros_like(x, dtype=wide), weights.to(wide).reshape(-1, 1)
         assert gate_up[0] is not None
         for expert, slots in _by_expert(experts, len(gate_up[0])):
             tokens = slots // experts.shape[1]

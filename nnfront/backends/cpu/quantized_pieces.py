@@ -165,7 +165,8 @@ def _int8(format: QuantFormat) -> Multiply:
         is_few = 0 < len(rows) <= INT8_ROWS and scales.dtype == x.dtype
         if not (is_few and weight.is_contiguous()):
             return in_pieces(x, weight, scales, zeros, bias)
-        y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
+        # One scale for all outputs may be seen as many, which the kernel would read behind it.
+        y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.reshape(-1).contiguous())
         y = y.view(*x.shape[:-1], len(weight))
         return y if bias is None else y.add_(bias)
 
