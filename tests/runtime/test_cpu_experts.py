@@ -92,6 +92,18 @@ def test_chosen_experts_agree_with_a_loop_in_float64(lies, name, by, tokens, dty
     assert_close(y, *one_by_one(*operands.values(), *biases, **options), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("by", ["few rows", "torch"])
+def test_tokens_and_what_is_chosen_for_them_may_be_some_of_more(by, dtype, monkeypatch):
+    if by == "torch":
+        monkeypatch.setattr(in_c, "NATIVE", None)
+    operands = made(9, dtype)
+    some = operands | {name: operands[name][::4] for name in ("x", "chosen", "weights")}
+    assert not some["weights"].is_contiguous()
+    run = Run("moe_mlp_sorted", ops.moe_mlp.name, (), Structure(), {})
+    assert_close(resolve(run)(*some.values()), *one_by_one(*some.values()), dtype)
+
+
 # A format, and how its scales are said: by the format's name, or in groups, with zero points or without.
 FORMATS = {
     "int8": {"format": "int8"},
