@@ -17,6 +17,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     loop                              steps along an axis that carry values
     control                           printing, external functions, which case it is
     collective                        what several processes compute together
+    sliced_axes                       of which slices of operands a slice of a result is computed
     constants                         constants of the IR as torch tensors, and back
     first_calls                       what torch's elementary functions need before several threads call them
 """

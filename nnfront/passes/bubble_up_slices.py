@@ -36,7 +36,7 @@ after:
 
 A prompt gives the logits of its last token alone: of the last layer that is left what its attention reads, and one row of all behind it.
 
-A value is computed in part where all that reads it reads the same part, along one axis, if its op can (`nnfront.ops.slices`) and that makes a product
+A value is computed in part where all that reads it reads the same part, along one axis, if its op can (`nnfront.ops.sliced_axes`) and that makes a product
 smaller. A call is inlined where a product in what it calls becomes smaller.
 
 leaves:  what branches read or give, and the order of effects.
@@ -70,7 +70,7 @@ from nnfront.ir import (
     used_vars,
 )
 from nnfront.ops.slice import slice_length
-from nnfront.ops.slices import sliced_axes
+from nnfront.ops.sliced_axes import sliced_axes
 from nnfront.passes.base import module_pass
 from nnfront.passes.canonicalize import canonical
 from nnfront.passes.effects import impure_functions, is_alive

@@ -21,7 +21,7 @@ from nnfront import ops
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, Op, TensorType
 from nnfront.memory.allocations import Meter
-from nnfront.ops.slices import sliced_axes
+from nnfront.ops.sliced_axes import sliced_axes
 from nnfront.transform import blockwise
 
 FEW = settings(

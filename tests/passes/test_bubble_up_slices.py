@@ -166,9 +166,8 @@ def test_a_prompt_computes_one_token_behind_the_last_attention():
     new = bubble_up_slices(ir)
     prefill = str(new["prefill"])
     assert prefill.count("@LlamaDecoderLayer") == config.num_hidden_layers - 1
-    assert (
-        prefill.count(" = linear(") == 5
-    )  # of all tokens queries, keys and values; of one the others and the head
+    # Of all tokens queries, keys and values; of one the others and the head.
+    assert prefill.count(" = linear(") == 5
     assert prefill.count("[batch, seq, 64] = linear(") == 0
     for name in ("logits", "decode"):
         assert new[name] is ir[name]
