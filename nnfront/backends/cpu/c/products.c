@@ -169,12 +169,14 @@ FAST INLINE Py_ssize_t multiply_in_streams(const Product *p, Py_ssize_t at, Py_s
     }
     return at + apart * (together - 1);
 }
+
+// Not inlined: beside it, sums of several rows are not all kept in registers.
+FAST static __attribute__((noinline)) Py_ssize_t one_row_in_streams(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+    return p->is_gated ? multiply_in_streams(p, at, end, 2) : multiply_in_streams(p, at, end, 1);
+}
 #endif
 
 FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
-#if STREAMS > 1
-    if (p->rows == 1) at = multiply_in_streams(p, at, end, halves);
-#endif
     const Py_ssize_t parts = p->rows * p->columns / NEAR_X + 1;
     for (Py_ssize_t part = 0; part < parts; part++) {
         const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
@@ -189,6 +191,9 @@ FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t en
 
 FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
     const Product *p = product;
+#if STREAMS > 1
+    if (p->rows == 1 && !p->packed) at = one_row_in_streams(p, at, end);
+#endif
     if (p->packed)
         outputs_by_tiles(p, at, end);
 #if !PAIRS

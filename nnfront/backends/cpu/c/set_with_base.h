@@ -5,6 +5,8 @@
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // what kernels share is more than these need
 
+static bool has_tiles(void) { return false; }
+
 #include "int8_product.c"
 
 static bool runs(void) { return RUNS && KERNELS_OF(BASE).runs(); }

@@ -48,15 +48,15 @@ typedef float Factor;
 #define BYTES_BY_PAIRS 0
 #endif
 
-// How many places of a weight one row meets in turn, 1 or 4, far from one another, and two rows half as many: what some processors fetch ahead of each place is little. Measured on Zen 3; others may gain as well.
+// How many places of a weight one row meets in turn, 1 or 4, far from one another, and two rows half as many: what some processors fetch ahead of each place is little. Measured on Zen 3 and Zen 4; others may gain as well.
 #ifndef STREAMS
-#if BYTES_BY_PAIRS && AVX2
+#if AVX512 || BYTES_BY_PAIRS
 #define STREAMS 4
 #else
 #define STREAMS 1
 #endif
 #endif
-enum { AHEAD_OF_STREAM = 512 };  // bytes that are fetched before they are needed
+enum { AHEAD_OF_STREAM = 384 };  // bytes that are fetched before they are needed
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // all that takes or returns a vector is inlined
 
