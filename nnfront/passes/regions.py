@@ -4,7 +4,7 @@
 qkv_attention      split of a fused projection, rope, append to the cache, attention
 gated_product      one product with gate and up side by side, activation, multiplication
 quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
-int8_activations_product  a product of integers (`linear_int8`), and a residual if there is one; int8_activations_gated_product likewise, of the `format` of its attributes
+int8_activations_product  a product of integers (`linear_int8`), and a residual or a cast if there is one; int8_activations_gated_product likewise, of the `format` of its attributes
 quantized_embedding  rows of a matrix, in several tensors, that are taken and dequantised, in the `format` of its attributes
 quantized_experts  a mixture of experts of which `gate_up`, `down` or both are dequantised: `gate_up_format` and the like in its attributes
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
@@ -288,7 +288,10 @@ _INT8 = apply(
 )
 _PRODUCTS_OF_INTEGERS = (
     Pattern("int8_activations_gated_product", _gated_products(_INT8)),
-    Pattern("int8_activations_product", (_plus_residual(_INT8), _INT8)),
+    Pattern(
+        "int8_activations_product",
+        (apply(ops.astype, _INT8, keeps={"dtype": "dtype"}), _plus_residual(_INT8), _INT8),
+    ),
 )
 
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))

@@ -139,6 +139,12 @@ CASES = {
         "int8_activations_product",
         {"format": "int8"},
     ),
+    "integers, and a cast": (
+        lambda x, q, s: op.astype(op.linear_int8(x, q, s), "float16"),
+        {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
+        "int8_activations_product",
+        {"format": "int8", "dtype": "float16"},
+    ),
     "int8 weight with an end": (
         lambda x, q, s: op.silu(op.linear(x, op.dequantize(q, s))),
         {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},

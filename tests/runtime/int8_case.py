@@ -124,10 +124,11 @@ class Case:
         gate: int = NO_ACTIVATION,
         *,
         is_packed: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
         """The product, of gates the gated one, its result between bytes that must stay as they are; in the packed order of weights that of the same numbers."""
         (rows, columns), outputs = x.shape, len(self.weight) // (1 + (gate != NO_ACTIVATION))
-        beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
+        beside = torch.full((rows * outputs + 2 * GUARD,), 7.0, dtype=dtype)
         sizes = {
             "stored": stored_as(self.format),
             "rows": rows,
@@ -137,6 +138,7 @@ class Case:
             "scale_kind": 0 if self.scales is None else SCALE_KINDS[self.scales.dtype],
             "gate": gate,
             "is_packed": is_packed,
+            "is_wide": dtype == torch.float32,
             "threads": 2,
         }
         work = torch.full((work_bytes("multiply_int8", sizes),), 0xFF, dtype=torch.uint8)

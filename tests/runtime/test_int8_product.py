@@ -77,6 +77,20 @@ def test_packed_weights_give_the_same_bits(name, group, gate, outputs):
         case.check(case.run(case.x, is_packed=True), rounded(case.x) @ case.dense.T)
 
 
+@pytest.mark.parametrize("outputs", [50, 224])
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_results_in_float32_are_those_that_bfloat16_rounds(name, group, outputs):
+    torch.manual_seed(0)
+    case = Case(name, group, 17, 640, outputs, is_wide=True, size=1 / 64)
+    bias, terms = torch.randn(outputs).bfloat16(), case.x.double().abs() @ case.terms.T
+    exact = rounded(case.x) @ case.dense.T + bias.double()
+    for rows in (1, 2, 5, 17):
+        x = case.x[:rows].clone()
+        y = case.run(x, bias, dtype=torch.float32)
+        assert torch.equal(y.bfloat16(), case.run(x, bias))
+        assert ((y.double() - exact[:rows]).abs() <= (terms[:rows] + bias.double().abs()) * 2.0**-20).all()
+
+
 @pytest.mark.parametrize("outputs", [1, 8, 50, 72, 201])
 @pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
 def test_outputs_that_fill_no_panel_lie_behind(name, group, outputs):
@@ -187,7 +201,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
         outputs = packed or 4
         operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
         NATIVE.multiply_int8(
-            *(stored, 1, columns, outputs, groups, kind, gate, packed > 0, 1),
+            *(stored, 1, columns, outputs, groups, kind, gate, packed > 0, 0, 1),
             *(*operands, None, None, torch.zeros(4096), y),
         )
 
@@ -244,6 +258,41 @@ def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows, ou
     torch.testing.assert_close(session["forward"](x), expected, rtol=2**-7, atol=0.02)
     assert torch.equal(
         session["forward"](x.transpose(0, 1).contiguous().transpose(0, 1)), session["forward"](x)
+    )
+
+
+class Logits(nn.Module):
+    def __init__(self, dtype: str) -> None:
+        self.head, self.result = nn.Linear(128, 48, bias=False), dtype
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.astype(self.head(x), self.result)
+
+
+@pytest.mark.parametrize("format", ["int8", "int4", "q6_k"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_cast_is_part_of_the_product(format, dtype):
+    model = Logits(dtype)
+    model.to("bfloat16")
+    ir = model.export({"forward": {"x": spec.Tensor(["n", 128], "bfloat16")}})
+    ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    (product,) = executable.program.methods["forward"].body.instructions
+    assert product.attrs["dtype"] == dtype
+    torch.manual_seed(0)
+    x = torch.randn(3, 128).bfloat16()
+    session = executable.load({"head.weight": torch.randn(48, 128).bfloat16()})
+    known = named(format)
+    parts = [as_stored(session, f"head.weight.{name}") for name in (known.name, "scales", "zero_points")]
+    attrs = {"format": known.name, "group_size": None if known.block else known.group_size}
+    expected = ops.linear_int8.run((x.float(), *parts, None), attrs)
+    y = session["forward"](x)
+    assert y.dtype == getattr(torch, dtype)
+    # In float32 nothing is rounded to bfloat16 on the way.
+    torch.testing.assert_close(
+        y.float(),
+        expected,
+        **({"rtol": 2**-16, "atol": 1e-4} if dtype == "float32" else {"rtol": 2**-7, "atol": 0.02}),
     )
 
 

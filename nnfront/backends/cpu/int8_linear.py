@@ -36,6 +36,9 @@ from nnfront.passes.weight_layouts import LAYOUTS, PANEL, WORD
 from nnfront.quant_format import FORMATS, QuantFormat
 
 
+_RESULTS = "bfloat16", "float32"
+
+
 def refusal(format: QuantFormat, dtype: str) -> str:
     """Why there is no kernel for weights in a format, in integers, and x in a dtype; "" if there is one."""
     return _unlike(format, dtype) or ("the kernels in C are not there" if NATIVE is None else ACCEPTED)
@@ -94,9 +97,23 @@ def _write(
     gate = activation_number(run)
     if gate is None:
         raise Refused(f"there is no {run.attrs['activation']} in the kernel")
-    y = builder.make(run.outputs[0], shape)
+    dtype = run.attrs.get("dtype", "bfloat16")
+    demand(dtype in _RESULTS, f"the result is {dtype}")
+    y = builder.make(run.outputs[0], shape, getattr(torch, dtype))
     sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scale_dtype], gate, is_packed
-    builder.call("multiply_int8", *sizes, builder.threads, weight, scales, zeros, x, bias, residual, y)
+    builder.call(
+        "multiply_int8",
+        *sizes,
+        dtype == "float32",
+        builder.threads,
+        weight,
+        scales,
+        zeros,
+        x,
+        bias,
+        residual,
+        y,
+    )
     return (y,)
 
 
@@ -135,25 +152,28 @@ def _with_gate_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None
     return by_reference(_product(run), x, weight, *others) + gated_product_bytes(run, x, weight)
 
 
-def _with_residual(run: Run) -> Callable[..., Any]:
-    multiply = in_c(_write, reference)(_product(run))
+def _finished(run: Run) -> Callable[..., Any]:
+    """The product with a residual, or a cast."""
+    multiply, dtype = in_c(_write, reference)(_product(run)), run.attrs.get("dtype")
 
     def product(*operands: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = multiply(*operands[:-1])
-        return y if operands[-1] is None else y + operands[-1]
+        y = y if operands[-1] is None else y + operands[-1]
+        return y if dtype is None else y.to(getattr(torch, dtype))
 
     return product
 
 
-def _with_residual_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
+def _finished_bytes(run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
     product = x.count // max(x.shape[-1], 1) * weight.shape[0] * x.item
-    return by_reference(_product(run), x, weight, *others[:-1]) + (others[-1] is not None) * product
+    is_finished = others[-1] is not None or "dtype" in run.attrs
+    return by_reference(_product(run), x, weight, *others[:-1]) + is_finished * product
 
 
 _WHY = "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply"
 _TAKEN = partial(_accepts, refusal)
 _REGIONS = (
-    ("int8_activations_product", _write, _with_residual, _with_residual_bytes),
+    ("int8_activations_product", _write, _finished, _finished_bytes),
     ("int8_activations_gated_product", partial(_write, is_gated=True), _with_gate, _with_gate_bytes),
 )
 KERNELS = (

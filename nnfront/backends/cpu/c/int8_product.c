@@ -480,7 +480,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
         Floats y = activated(fused(floats(sums), scale, bias), (Activation)n->gate);
         if (is_gated(n)) y *= fused(floats(others), scale, other_bias);
         if (n->added) y += widened_vector((const uint16_t *)n->added + to, there);
-        store_rounded((uint16_t *)n->y + to, there, y);
+        store_elements(n->y, n->is_wide, to, there, y);
     }
 }
 

@@ -258,8 +258,9 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
     p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset && !is_taken_from_steps(how) ? n->groups + FLOATS : 0;
     const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
-    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down.
-    const Py_ssize_t most = n->rows <= 2 * ROWS_AT_ONCE || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
+    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down, but where registers hold more of it than of four bits.
+    const Py_ssize_t few = REGISTERS == 32 && how < INT4_GROUPS ? ROWS_AT_ONCE : 2 * ROWS_AT_ONCE;
+    const Py_ssize_t most = n->rows <= few || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
     const Py_ssize_t chunks = (n->rows + most - 1) / most;
     p.x = (Element *)(((uintptr_t)n->work + ALIGNED - 1) / ALIGNED * ALIGNED);
     p.sums = (float *)(p.x + (n->rows < most ? n->rows : most) * p.stride);
@@ -272,7 +273,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
             places[!(is_offset || in_blocks(how)) || are_usual(p.plain + i * columns, columns) ? p.usual++ : --last] = i;
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache, or what is decoded.
         const bool are_few = in_integers(how) || p.usual <= ROWS_AT_ONCE;
-        const Py_ssize_t few = p.usual < ROWS_AT_ONCE ? p.usual : ROWS_AT_ONCE, near = are_few ? few * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
+        const Py_ssize_t at_once = p.usual < ROWS_AT_ONCE ? p.usual : ROWS_AT_ONCE, near = are_few ? at_once * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
         const Py_ssize_t turns = (steps * near + NEAR_ARRANGED - 1) / NEAR_ARRANGED, fitting = NEAR_ARRANGED / (near + !near);
         p.turn = turns > 1 ? are_few ? (steps + turns - 1) / turns : fitting : steps + !steps;
         p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : BYTES_AHEAD;
