@@ -25,7 +25,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "gate": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(4), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "gate": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(4), "is_wide_x": range(2), "is_transposed": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(5), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -55,7 +55,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         "REACH": reach,
         "BLOCKS": blocks,
         "LEAST": min,
-        "ITEM": [2, 4, 1, 4].__getitem__,
+        "ITEM": [2, 4, 1, 4, 8].__getitem__,
         "SCALE": [2, 4, 1, 1].__getitem__,
     }
     for kind, name, _ in ARGUMENTS[kernel]:
@@ -95,7 +95,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["k"] = pick.randint(1, found["size"])
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
-    if kernel in ("multiply_quantized", "multiply_dequantized", "dequantize"):
+    if kernel in ("multiply_quantized", "multiply_dequantized", "dequantize", "embed"):
         if found["scale_kind"] == 3:
             found |= {"stored": 6, "zeros": True}
         is_grouped = found["stored"] in (1, 3, 4, 5, 6)
@@ -103,6 +103,9 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
         found["columns"] = found["groups"] * pick.choice(sizes) if is_grouped else found["columns"]
         found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 6 else found["columns"]
+    if kernel == "embed":
+        is_read = found["stored"] in (0, 1, 4, 5) and found["scale_kind"] < 2
+        found["is_packed"] = pick.randint(0, 1) if is_read and found["columns"] % 8 == 0 else 0
     if kernel in ("multiply", "multiply_gated"):
         # More columns, and outputs, than many rows are multiplied with at once.
         found["columns"] += pick.choice([0, 1 << 10])
@@ -147,6 +150,12 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         kinds = {1: torch.bool, 2: torch.bfloat16, 4: torch.float32}
         values = torch.randn(count // sizes["bias_bytes"])
         return values.to(kinds[sizes["bias_bytes"]]).view(torch.uint8)
+    if name == "tokens":
+        return torch.randint(0, sizes["outputs" if "outputs" in sizes else "rows"], (count // 8,)).view(
+            torch.uint8
+        )
+    if "tokens" in sizes and name in ("x", "y"):
+        return torch.randint(0, 255, (count,), dtype=torch.uint8)
     if name == "work":
         return torch.zeros(count, dtype=torch.uint8)
     if (name == "indices" and "values" not in sizes) or name == "chosen":

@@ -44,9 +44,10 @@ _EXACT = (
     "put",
 )
 _ORDERED = ("minimum", "maximum", "greater", "greater_equal", "less", "less_equal")
-_UNARY = ("relu", "abs", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
+_UNARY = ("relu", "abs", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt", "cos", "sin")
 OPERATIONS = (*_EXACT, *_ORDERED, *_UNARY)
 KINDS = (torch.bfloat16, torch.float32, torch.bool, torch.int32)
+READ_KINDS = (*KINDS, torch.int64)
 FLOATS = KINDS[:2]
 AXES = 4
 
@@ -69,7 +70,7 @@ def emit(
     number: float = 0.0,
 ) -> None:
     """Write an operation over axes of these sizes, each operand with its steps along them."""
-    kinds = [KINDS.index(given[0].dtype) for given in (x, other or x, y)]
+    kinds = [READ_KINDS.index(given[0].dtype) for given in (x, other or x, y)]
     steps = [given[1] for given in (x, other or (None, [0] * len(shape)), y)]
     axes: list[list[int]] = []
     for axis in zip(shape, *steps, strict=True):
@@ -157,7 +158,7 @@ def _unary(operation: str) -> Write:
 
 def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     dtype = getattr(torch, run.attrs["dtype"])
-    demand(x.dtype in KINDS and dtype in FLOATS, f"it is from {x.dtype} to {dtype}")
+    demand(x.dtype in READ_KINDS and dtype in FLOATS, f"it is from {x.dtype} to {dtype}")
     if x.dtype == dtype:
         return (view(builder, run.outputs[0], x, x.shape),)
     y = builder.make(run.outputs[0], x.shape, dtype)

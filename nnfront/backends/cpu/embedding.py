@@ -1,28 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a quantised matrix, dequantised: as it is, or in panels, as the head that it is as well wants it (`int8_linear`).
+"""Rows of a matrix; of a quantised one dequantised: as it is, or in panels, as the head that it is as well wants it (`int8_linear`).
 
 Shapes: tokens [...], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups]; the result is [..., columns].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import TypeAlias
 
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import find_dequantizer, takes_scales
+from nnfront.backends.cpu.in_c import FEW
+from nnfront.backends.cpu.quantized_gemv import (
+    SCALE_KINDS,
+    find_dequantizer,
+    stored_as,
+    table_of,
+    takes_scales,
+)
 from nnfront.backends.cpu.quantized_pieces import dequantized_by_ops
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand
 from nnfront.backends.kernel import Kernel
 from nnfront.backends.workspace import metered
 from nnfront.lower import Run
+from nnfront.lower.reference import reference
 from nnfront.passes.weight_layouts import LAYOUTS, PANEL, WORD
 from nnfront.quant_format import QuantFormat
 
 Taken: TypeAlias = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 """(matrix, bytes of a word, rows [n]) -> these rows of it."""
+
+
+# Columns of a packed weight that C has room for.
+_MOST_COLUMNS = 1 << 16
 
 
 def _rows(stored: torch.Tensor, word: int, rows: torch.Tensor) -> torch.Tensor:
@@ -65,16 +79,68 @@ def _embedding(taken: Taken, run: Run) -> Callable[..., torch.Tensor]:
     return embedding
 
 
+def _write(
+    builder: TapeBuilder,
+    run: Run,
+    weight: Value,
+    tokens: Value,
+    scales: Value | None,
+    zeros: Value | None,
+    *,
+    is_packed: bool = False,
+) -> Sequence[Operand]:
+    format, scale_dtype = QuantFormat.of(run.attrs), None if scales is None else scales.dtype
+    stored, group = stored_as(format), format.group_size
+    if stored is None or not takes_scales(format, scale_dtype):
+        raise Refused(f"there is no kernel for {format} with scales in {scale_dtype}")
+    named = run.attrs.get("dtype")
+    dtype = getattr(torch, named) if named else scale_dtype
+    demand(dtype == torch.bfloat16, f"the result is {dtype}")
+    demand(tokens.dtype == torch.int64, f"tokens are {tokens.dtype}")
+    outputs, width = weight.shape
+    columns = width * (1 if format.packing is None else 2)
+    if format.block is not None:
+        columns = format.block.columns(width) or 0
+    demand(columns > 0 and not (is_packed and columns > _MOST_COLUMNS), f"there are {columns} columns")
+    builder.limit_count(prod(tokens.shape) * columns, FEW, "elements")
+    y = builder.make(run.outputs[0], (*tokens.shape, columns))
+    values, unit = table_of(format)
+    kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
+    sizes = prod(tokens.shape), columns, outputs, columns // group if group else 1, kind, *values
+    operands = tokens, weight, scales, zeros, y
+    builder.call("embed", stored, *sizes, is_packed, builder.threads, unit, *operands)
+    return (y,)
+
+
+def _write_taken(builder: TapeBuilder, run: Run, x: Value, rows: Value) -> Sequence[Operand]:
+    demand(run.attrs["axis"] == 0, "it is not along the first axis")
+    demand(rows.dtype == torch.int64, f"rows are {rows.dtype}")
+    builder.limit_count(prod(rows.shape) * prod(x.shape[1:]), FEW, "elements")
+    y = builder.make(run.outputs[0], (*rows.shape, *x.shape[1:]), x.dtype)
+    size = prod(x.shape[1:]) * x.dtype.itemsize
+    builder.call("take_rows", prod(rows.shape), x.shape[0], size, rows, x, y)
+    return (y,)
+
+
 _WHY = "rows are taken and dequantised in one"
 _PLAIN, _PACKED = (partial(_embedding, taken) for taken in (_rows, _rows_of_panels))
 KERNELS = (
-    Kernel("quantized_embedding", "quantized_embedding", _PLAIN, _WHY, workspace=metered(_PLAIN)),
+    Kernel("take", "take", reference, write=_write_taken),
+    Kernel(
+        "quantized_embedding",
+        "quantized_embedding",
+        _PLAIN,
+        _WHY,
+        workspace=metered(_PLAIN),
+        write=_write,
+    ),
     Kernel(
         "packed_quantized_embedding",
         "packed_quantized_embedding",
         _PACKED,
         f"{_WHY}; they lie in panels of {PANEL}, as the head reads them",
         workspace=metered(_PACKED),
+        write=partial(_write, is_packed=True),
         layout=LAYOUTS["packed_quantized_embedding"],
     ),
 )

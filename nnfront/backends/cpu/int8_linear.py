@@ -35,7 +35,6 @@ from nnfront.memory.layout import Layout
 from nnfront.passes.weight_layouts import LAYOUTS, PANEL, WORD
 from nnfront.quant_format import FORMATS, QuantFormat
 
-
 _RESULTS = "bfloat16", "float32"
 
 

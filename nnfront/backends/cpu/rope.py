@@ -12,6 +12,7 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.decode_attention import are_tables
+from nnfront.backends.cpu.elementwise import FLOATS, emit
 from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import Context, Kernel, always
@@ -90,6 +91,24 @@ def rope_rotated(run: Run) -> Callable[..., Any]:
     return rotate
 
 
+def _write_tables(builder: TapeBuilder, run: Run, cos: Value, sin: Value) -> Sequence[Operand]:
+    """Both halves of each table, or each second element of it."""
+    demand(run.attrs["dtype"] == "float32", f"tables are {run.attrs['dtype']}")
+    demand(cos.dtype in FLOATS and sin.dtype in FLOATS and cos.shape == sin.shape, "they are no floats")
+    *outer, pairs = cos.shape
+    demand(prod(cos.shape) > 0, "there are no rows")
+    step, apart = (2, 1) if is_interleaved(run) else (1, pairs)
+    shape, steps = (prod(outer), pairs), [2 * pairs, step]
+    made = []
+    for slot, x, first in zip(run.outputs, (cos, sin), ("copy", "negative"), strict=True):
+        y = builder.make(slot, (*outer, 1, 2 * pairs), torch.float32)
+        for operation, offset in ((first, 0), ("copy", apart)):
+            part = Value(y.place + offset * y.dtype.itemsize, shape, y.dtype)
+            emit(builder, operation, shape, (part, steps), (x, [pairs, 1]))
+        made.append(y)
+    return made
+
+
 def _rope_tables_bytes(run: Run, cos: Layout, sin: Layout) -> int:
     """The negated sines, and both tables if they have to be converted."""
     wide = cos.count * dtypes.size_bytes(run.attrs["dtype"])
@@ -124,7 +143,7 @@ def table_step(table: Value, rows: int, size: int) -> int:
     return 0 if prod(table.shape) == table.shape[-1] else table.shape[-1]
 
 
-TABLES = Kernel("rope_tables", "", _rope_tables, workspace=Workspace(_rope_tables_bytes))
+TABLES = Kernel("rope_tables", "", _rope_tables, workspace=Workspace(_rope_tables_bytes), write=_write_tables)
 KERNELS = (
     TABLES,
     kernel(

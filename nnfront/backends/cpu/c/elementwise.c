@@ -9,7 +9,7 @@
 // In the order of OPERATIONS in elementwise.py.
 typedef enum {
     EACH_COPY, EACH_ADD, EACH_SUBTRACT, EACH_SUBTRACT_FROM, EACH_MULTIPLY, EACH_DIVIDE, EACH_DIVIDE_BY, EACH_EQUAL,
-    EACH_SELECT, EACH_PUT, EACH_MINIMUM, EACH_MAXIMUM, EACH_GREATER, EACH_GREATER_EQUAL, EACH_LESS, EACH_LESS_EQUAL, EACH_RELU, EACH_ABS, EACH_NEGATIVE, EACH_EXP, EACH_SIGMOID, EACH_SILU, EACH_TANH, EACH_SOFTPLUS, EACH_RSQRT,
+    EACH_SELECT, EACH_PUT, EACH_MINIMUM, EACH_MAXIMUM, EACH_GREATER, EACH_GREATER_EQUAL, EACH_LESS, EACH_LESS_EQUAL, EACH_RELU, EACH_ABS, EACH_NEGATIVE, EACH_EXP, EACH_SIGMOID, EACH_SILU, EACH_TANH, EACH_SOFTPLUS, EACH_RSQRT, EACH_COS, EACH_SIN,
 } Operation;
 
 enum {
@@ -94,10 +94,12 @@ FAST INLINE void compute(Operation operation, float *y, const float *x, const fl
         case EACH_TANH: EACH(tanh_of(x[i]));
         case EACH_SOFTPLUS: EACH(x[i] > number ? x[i] : log1pf(power_of_e(x[i])));
         case EACH_RSQRT: EACH(1.0f / sqrtf(x[i]));
+        case EACH_COS: EACH(cosf(x[i]));
+        case EACH_SIN: EACH(sinf(x[i]));
     }
 }
 
-INLINE Py_ssize_t item(Py_ssize_t kind) { return kind == BFLOAT16 ? 2 : kind == BOOL ? 1 : 4; }
+INLINE Py_ssize_t item(Py_ssize_t kind) { return kind == BFLOAT16 ? 2 : kind == BOOL ? 1 : kind == INT64 ? 8 : 4; }
 
 FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t end) {
     const struct elementwise *n = given;
@@ -119,7 +121,7 @@ FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t 
 }
 
 static const char *elementwise(const struct elementwise *n) {
-    if (n->x_kind > INT32 || n->other_kind > INT32 || n->y_kind > BOOL || n->operation > EACH_RSQRT) return refused("an operation and kinds that there are");
+    if (n->x_kind > INT64 || n->other_kind > INT64 || n->y_kind > BOOL || n->operation > EACH_SIN) return refused("an operation and kinds that there are");
     const Py_ssize_t rows = n->n0 * n->n1 * n->n2, count = rows * n->n3;
     if (count) in_shares(compute_pieces, n, rows * ((n->n3 + PIECE - 1) / PIECE), 1, count < SMALL_COUNT ? 1 : (unsigned)n->threads);
     return NULL;

@@ -7,15 +7,16 @@
 #include "words.h"
 
 // In the order of KINDS in elementwise.py.
-typedef enum { BFLOAT16, FLOAT32, BOOL, INT32 } Kind;
+typedef enum { BFLOAT16, FLOAT32, BOOL, INT32, INT64 } Kind;
 
 INLINE float value_at(const void *from, Py_ssize_t kind, Py_ssize_t at) {
     if (kind == BFLOAT16) return widened(((const uint16_t *)from)[at]);
     if (kind == FLOAT32) return ((const float *)from)[at];
+    if (kind == INT64) return (float)((const int64_t *)from)[at];
     return kind == BOOL ? (float)((const uint8_t *)from)[at] : (float)((const int32_t *)from)[at];
 }
 
-// Of these kinds but the last.
+// Of these kinds but integers.
 INLINE void put_value(void *to, Py_ssize_t kind, Py_ssize_t at, float value) {
     if (kind == BFLOAT16)
         ((uint16_t *)to)[at] = rounded(value);

@@ -116,7 +116,7 @@ typedef struct {
     ((double)((Py_ssize_t)(columns) / 256) * ((stored) == 7 ? 144 : (stored) == 8 ? 176 : 210) \
         + ((Py_ssize_t)(columns) % 256 > 0) * ((stored) == 7 ? 80 : (stored) == 8 ? 112 : 106))
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
-#define ITEM(kind) (2 + 2 * ((kind) == 1) - ((kind) == 2) + 2 * ((kind) == 3))
+#define ITEM(kind) (2 + 2 * ((kind) == 1) - ((kind) == 2) + 2 * ((kind) == 3) + 6 * ((kind) == 4))
 #define SCALE(kind) (ITEM(kind) - 3 * ((kind) == 3))
 
 // Bytes are counted in double, which holds every number of them that memory has, and in which no product overflows.

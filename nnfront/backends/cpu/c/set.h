@@ -28,6 +28,8 @@
 #include "heads.c"
 #include "int8_product.c"
 
+#include "embed.c"
+
 #include "low_rank.c"
 
 static bool runs(void) { return RUNS; }
