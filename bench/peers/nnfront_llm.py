@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [FORMAT | FORMAT-int8 | keep-int8]. Prints JSON. Behind a dash: what activations are rounded to."""
+"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [FORMAT | FORMAT-int8 | keep-int8]. Prints JSON. Behind a dash: what activations are rounded to.
+
+Tokens are given, as llama-bench gives them: none is chosen by what is computed.
+"""
 
 import time
 
@@ -70,9 +73,10 @@ else:
     session = llm.session
     cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
     session["prefill"](ids, cache)
-    token = session["prefill"](ids, session.make_cache(batch=1, max_seq=PROMPT + NEW))[:, -1:].argmax(-1)
-    for _ in range(3):
-        token = session["decode"](token, cache)[:, -1:].argmax(-1)
+    session["prefill"](ids, session.make_cache(batch=1, max_seq=PROMPT + NEW))
+    tokens = torch.randint(2, llm.config.vocab_size, (NEW, 1, 1))
+    for token in tokens[:3]:
+        session["decode"](token, cache)
     peak = peak_mib()
     prefill, decode, shares, speeds = [], [], [], []
     words = torch.ones(2**26)
@@ -83,11 +87,11 @@ else:
     for _ in range(REPEATS):
         cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
         start = time.perf_counter()
-        token = session["prefill"](ids, cache)[:, -1:].argmax(-1)
+        session["prefill"](ids, cache)
         prefill.append(PROMPT / (time.perf_counter() - start))
         before, start = read_gb_s(), time.perf_counter()
-        for _ in range(NEW):
-            token = session["decode"](token, cache)[:, -1:].argmax(-1)
+        for token in tokens:
+            session["decode"](token, cache)
         decode.append(NEW / (time.perf_counter() - start))
         speeds.append((before + read_gb_s()) / 2)
         shares.append(decode[-1] * weights / speeds[-1])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ALIGNMENT = 64
-TRIES = 4  # orders in which values are placed, at most
+TRIES = 24  # orders in which values are placed, at most: 10 ms for 24 layers that do not fit
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +52,7 @@ class Arena:
     def place(self) -> int:
         """Give each piece its offset, the lowest that nothing beside it has. Return how large the memory has to be.
 
-        What is large and beside much is first: what is small finds gaps. While that takes more than what is alive at once, what ends last is first in one more try, of a few.
+        What is large and beside much is first: what is small finds gaps. While that takes more than what is alive at once, what ends last is first in one more try.
         """
         order, tries = sorted(self.pieces, key=lambda piece: -piece.bytes * len(piece.beside)), []
         for _ in range(TRIES):

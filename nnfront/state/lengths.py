@@ -110,15 +110,11 @@ class SequenceLengths:
         """Positions of the next tokens: int64 [sequences, seq]."""
 
         def make() -> torch.Tensor:
-            is_known = (
-                self.device.type == "cpu" or self._before(0) is None
-            )  # a GPU may know more of them than this does
-            if self.equal is not None and is_known:
-                one = torch.arange(self.equal, self.equal + seq, device=self.device)
-                return one.expand(len(self.values), seq)
             steps = torch.arange(seq, device=self.device)
-            if not is_known:
+            if self._before(0) is not None:  # the device may know more of them than this does
                 return self.counts()[:, None] + steps
+            if self.equal is not None:
+                return (steps + self.equal).expand(len(self.values), seq)
             return sent(self.values, torch.int64, self.device)[:, None] + steps
 
         return self.remember(("positions", seq), make)

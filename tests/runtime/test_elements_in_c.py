@@ -11,12 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from int8_case import WAYS, Case, in_panels
 from torch.nn import functional as F
 
+from nnfront.backends.cpu import embedding
 from nnfront.backends.cpu.backend import WRITERS
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.in_c import written
+from nnfront.backends.cpu.rope import TABLES
 from nnfront.lower import Run, Structure
+from nnfront.quant_format import FORMATS
 
 pytestmark = [
     pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
@@ -121,6 +125,8 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "tanh": torch.tanh,
     "softplus": F.softplus,
     "rsqrt": torch.rsqrt,
+    "cos": torch.cos,
+    "sin": torch.sin,
 }
 
 
@@ -139,6 +145,79 @@ def test_exp_is_finite_wherever_a_float_holds_it():
     )
     assert_rounded(in_c("exp", x)[0][:-2], torch.exp(x.double())[:-2])
     assert in_c("exp", x)[0][-5:].tolist() == [torch.inf] * 3 + [0.0] * 2
+
+
+@pytest.mark.parametrize("name", ["cos", "sin"])
+def test_angles_of_far_positions_are_as_exact_as_near_ones(name):
+    angles = torch.arange(0, 1 << 20, 331).float()[:, None] * 10_000.0 ** -(torch.arange(32) / 32)
+    assert (in_c(name, angles)[0].double() - UNARY[name](angles.double())).abs().max() < 2**-23
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("dtype", KINDS)
+def test_tables_of_rotary_embedding(is_interleaved, dtype):
+    attrs = {"dtype": "float32", "interleaved": is_interleaved}
+    cos, sin = (torch.randn(2, 3, 5).to(dtype) for _ in range(2))
+    expected = TABLES.bind(Run("rope_tables", "rope", (), Structure(0), attrs))(cos, sin)
+    for got, of_torch in zip(in_c("rope_tables", cos, sin, results=2, **attrs), expected, strict=True):
+        assert_same(got, of_torch)
+
+
+@pytest.mark.parametrize("dtype", [*KINDS, torch.bool, torch.int64])
+@pytest.mark.parametrize("shape", [(50,), (50, 7), (50, 3, 2)])
+@pytest.mark.parametrize("places", [(1,), (2, 3)])
+def test_rows_are_taken_by_tensors_of_positions(dtype, shape, places):
+    x, rows = (9 * torch.randn(shape)).to(dtype), torch.randint(50, places)
+    assert_same(*in_c("take", x, rows, axis=0), x[rows])
+
+
+@pytest.mark.parametrize("row", [50, -1, 1 << 40])
+def test_rows_that_there_are_not_are_refused(row):
+    with pytest.raises(ValueError, match=f"rows from 0 to 49, got {row}"):
+        in_c("take", torch.zeros(50, 3), torch.tensor([2, row]), axis=0)
+
+
+@pytest.mark.parametrize("count", [48, 50])
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_rows_of_a_weight_in_few_bits_are_what_it_stands_for(name, group, count):
+    torch.manual_seed(0)
+    case = Case(name, group, 1, 384, count, is_wide=False)
+    tokens = torch.randint(count, (2, 3))
+    attrs = {**case.format.attrs, "dtype": "bfloat16"}
+    stored = case.weight, tokens, case.scales, case.zeros
+    (got,) = in_c("quantized_embedding", *stored, **attrs)
+    torch.testing.assert_close(got, case.dense[tokens].bfloat16(), rtol=2**-8, atol=1e-5)
+    if case.format.block is None:
+        packed = in_panels(case.weight, 4), tokens, in_panels(case.scales, 1), in_panels(case.zeros, 1)
+        assert_same(*in_c("packed_quantized_embedding", *packed, **attrs), got)
+
+
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [
+        ("mxfp4", torch.uint8),
+        ("nvfp4", torch.float8_e4m3fn),
+        ("nl4", torch.float8_e4m3fn),
+        ("fp8", torch.float32),
+    ],
+)
+def test_rows_have_scales_of_any_kind(name, scales):
+    torch.manual_seed(0)
+    format, count, columns = FORMATS[name], 50, 256
+    groups = columns // format.group_size if format.group_size else 1
+    weight = torch.randint(
+        0, 120, (count, columns // (1 if format.packing is None else 2)), dtype=torch.uint8
+    )
+    beside = torch.randint(100, 130, (count, groups), dtype=torch.uint8)
+    beside = beside if scales == torch.uint8 else (beside / 64).to(scales)
+    factors = torch.rand(count, 1) if format.has_factor else None
+    tokens, attrs = torch.randint(count, (7,)), {**format.attrs, "dtype": "bfloat16"}
+    run = Run("quantized_embedding", "quantized_embedding", (), Structure(0), attrs)
+    weight = weight if name != "fp8" else weight.view(torch.float8_e4m3fn)
+    taken = next(k for k in embedding.KERNELS if k.name == run.kernel).bind(run)(
+        weight, tokens, beside, factors
+    )
+    assert_same(*in_c("quantized_embedding", weight, tokens, beside, factors, **attrs), taken)
 
 
 @given(st.data())
@@ -164,7 +243,7 @@ def test_equal_compares_floats_and_integers_that_broadcast(data: st.DataObject):
 @given(st.data())
 @few
 def test_conversions_round_to_the_nearest(data: st.DataObject):
-    pairs = [(a, b) for a in (*KINDS, torch.bool, torch.int32) for b in KINDS if a != b]
+    pairs = [(a, b) for a in (*KINDS, torch.bool, torch.int32, torch.int64) for b in KINDS if a != b]
     dtype, to = data.draw(st.sampled_from(pairs))
     x = drawn(data, data.draw(shapes), torch.float32) * 31
     x = (x if dtype in KINDS else x.nan_to_num(0, 9, -9)).to(dtype)

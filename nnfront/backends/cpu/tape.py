@@ -92,7 +92,11 @@ class TapePart:
             return
         for slot, tokens, _ in self.appended:
             memories += places(frame[slot].reserve_tokens(tokens), frame[slot])
-        made = self.tape.run(memories)
+        try:
+            made = self.tape.run(memories)
+        except ValueError:
+            execute(self.steps, frame)  # which says what instruction it is that does not take its operands
+            raise
         for before, _, after in self.appended:
             frame[after] = frame[before]
         for slot, tensor in zip(self.tape.returned, made, strict=True):
@@ -266,7 +270,8 @@ class _Planner:
             return 0
         layers = self._step.layers.of(run)
         is_ready = self._room.issuperset(layers)
-        self._room.difference_update(layers)  # there is room for the tokens of one instruction
+        if any(isinstance(self._slots[slot].type, StateLayerType) for slot in run.outputs):
+            self._room.difference_update(layers)  # there is room for the tokens of one instruction
         if not is_ready or any(map(self._is_in_pieces, run.inputs)):
             return None
         if kind not in self._alike:
@@ -312,14 +317,9 @@ class _Planner:
                 if run.kernel in (READ, WRITTEN):
                     states.add(run, self._frame)
                 else:
-                    results = self._write(
-                        builder,
-                        run,
-                        [
-                            values[before.first(s)] if before.first(s) in values else self._operand(s, 0)
-                            for s in run.inputs
-                        ],
-                    )
+                    slots = [(s, before.first(s)) for s in run.inputs]
+                    given = [values[at] if at in values else self._operand(s, 0) for s, at in slots]
+                    results = self._write(builder, run, given)
                     values.update(zip(run.outputs, results, strict=True))
             except Refused:
                 raise _RefusedAt(i, is_final=run.kernel not in (READ, WRITTEN)) from None
