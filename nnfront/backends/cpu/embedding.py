@@ -23,7 +23,7 @@ from nnfront.backends.cpu.quantized_gemv import (
     takes_scales,
 )
 from nnfront.backends.cpu.quantized_pieces import dequantized_by_ops
-from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, attribute, demand
 from nnfront.backends.kernel import Kernel
 from nnfront.backends.workspace import metered
 from nnfront.lower import Run
@@ -102,18 +102,20 @@ def _write(
     if format.block is not None:
         columns = format.block.columns(width) or 0
     demand(columns > 0 and not (is_packed and columns > _MOST_COLUMNS), f"there are {columns} columns")
+    groups = columns // group if group else 1
+    demand(scales is None or scales.shape == (outputs, groups), "scales are not one for each group")
     builder.limit_count(prod(tokens.shape) * columns, FEW, "elements")
     y = builder.make(run.outputs[0], (*tokens.shape, columns))
     values, unit = table_of(format)
     kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
-    sizes = prod(tokens.shape), columns, outputs, columns // group if group else 1, kind, *values
+    sizes = prod(tokens.shape), columns, outputs, groups, kind, *values
     operands = tokens, weight, scales, zeros, y
     builder.call("embed", stored, *sizes, is_packed, builder.threads, unit, *operands)
     return (y,)
 
 
 def _write_taken(builder: TapeBuilder, run: Run, x: Value, rows: Value) -> Sequence[Operand]:
-    demand(run.attrs["axis"] == 0, "it is not along the first axis")
+    demand(attribute(run, "axis") == 0, "it is not along the first axis")
     demand(rows.dtype == torch.int64, f"rows are {rows.dtype}")
     builder.limit_count(prod(rows.shape) * prod(x.shape[1:]), FEW, "elements")
     y = builder.make(run.outputs[0], (*rows.shape, *x.shape[1:]), x.dtype)
