@@ -68,9 +68,9 @@ def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs,
 @pytest.mark.parametrize(("name", "group"), BESIDE, ids=str)
 def test_packed_weights_give_the_same_bits(name, group, gate, outputs):
     torch.manual_seed(0)
-    case = Case(name, group, 65, columns_for(name, group, 672), outputs, is_wide=group == 128)
+    case = Case(name, group, 97, columns_for(name, group, 672), outputs, is_wide=group == 128)
     bias = torch.randn(outputs).bfloat16()
-    for rows in (1, 2, 3, 7, 12, 13, 15, 16, 17, 33, 48, 49, 65):
+    for rows in (1, 2, 3, 7, 12, 13, 15, 16, 17, 33, 48, 49, 65, 96, 97):
         x = case.x[:rows].clone()
         assert torch.equal(case.run(x, bias, gate=gate, is_packed=True), case.run(x, bias, gate=gate)), rows
     if gate == NO_ACTIVATION:

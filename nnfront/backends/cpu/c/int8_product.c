@@ -21,7 +21,11 @@
 #endif
 
 enum {
-    MOST_AS_IT_LIES = 4 * IN_BLOCK,     // rows that meet a packed weight as it lies where bytes are multiplied by fours; in pairs all rows do
+#if AVX512
+    MOST_AS_IT_LIES = 8 * IN_BLOCK, ALL_MEET_BYTES_AS_THEY_LIE = true,
+#else
+    MOST_AS_IT_LIES = 4 * IN_BLOCK, ALL_MEET_BYTES_AS_THEY_LIE = false,  // rows that meet a packed weight as it lies where bytes are multiplied by fours; in pairs all rows do
+#endif
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     AHEAD_OF_SCALES = 256,              // the same of scales
     MOST_BY_STORED_FACTORS = 2,         // rows that meet scales and zero points of a packed weight as they are stored; for more they are made floats before
@@ -535,7 +539,7 @@ FAST INLINE void multiply_in_rows(const Int8 *p, const PackedPanel *panels, cons
 }
 
 // Whether rows meet a packed weight as it lies.
-INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && (BYTES_BY_PAIRS || rows <= MOST_AS_IT_LIES); }
+INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && (BYTES_BY_PAIRS || (ALL_MEET_BYTES_AS_THEY_LIE && p->n->stored < INT4_GROUPS) || rows <= MOST_AS_IT_LIES); }
 
 // Make the sums of the rows `from` to `to` and of panels of outputs, which begin at `at`: [panel, row, output]; of STREAMS / rows panels for few rows alone.
 FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, Py_ssize_t to, float *sums, const int streams) {
