@@ -492,7 +492,7 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 typedef void StreamSums(const Int8 *p, const Py_ssize_t *at, float *sums);
 
 // Write the outputs of `rows` rows, a constant, if there are so many, by numbers of panels or vectors of `each` of them, of which STREAMS / rows are read at once; gates with what they are multiplied with.
-// Returns the number of the first that is left. Not where there are tiles: processors that have them read one place of a packed weight after another at their memory's speed.
+// Returns the number of the first that is left. Not where there are tiles: four places were not measured on a processor that has them.
 FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
     const int streams = STREAMS / rows;
     if (streams < 2 || p->n->rows != rows || has_tiles()) return first;

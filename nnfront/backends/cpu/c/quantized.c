@@ -258,7 +258,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
     p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset && !is_taken_from_steps(how) ? n->groups + FLOATS : 0;
     const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
-    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down, but where registers hold more of it than of four bits.
+    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down, but for bytes where there are 32 registers.
     const Py_ssize_t few = REGISTERS == 32 && how < INT4_GROUPS ? ROWS_AT_ONCE : 2 * ROWS_AT_ONCE;
     const Py_ssize_t most = n->rows <= few || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
     const Py_ssize_t chunks = (n->rows + most - 1) / most;
