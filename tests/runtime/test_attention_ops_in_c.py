@@ -119,11 +119,8 @@ def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(tape_builder, "NATIVE", Recorder())
         got = decoded()
-    assert ran == [
-        8,
-        8,
-        8,
-    ]  # a product, tables of rope, rope, attention, and the product with the residual after it
+    # A product, four for the tables of rope, rope, attention, and the product with the residual after it.
+    assert ran == [8, 8, 8]
     with monkeypatch.context() as patch:
         patch.setattr(tape, "NATIVE", None)
         assert all(torch.equal(a, b) for a, b in zip(got, decoded(), strict=True))

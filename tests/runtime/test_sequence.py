@@ -203,21 +203,6 @@ def test_a_full_cache_is_refused_and_stays_as_it_was(recorder):
     assert session["decode"](torch.tensor([[5]]), cache).isfinite().all()
 
 
-@pytest.mark.parametrize("quant", [None, "int8"])
-def test_a_token_that_there_is_not_is_refused_where_it_is_read_and_the_cache_stays_as_it_was(quant, recorder):
-    session = nn.LLM.load(CHECKPOINT, quant=quant).session
-    cache = session.make_cache(batch=1, max_seq=8)
-    session["prefill"](torch.arange(3)[None], cache)
-    expected = session["decode"](torch.tensor([[5]]), cache)
-    cache.truncate(3)
-    for token in (1 << 20, -1):
-        with pytest.raises(RunError, match="index out of range") as raised:
-            session["decode"](torch.tensor([[token]]), cache)
-        assert "embed" in str(raised.value.where)
-        assert cache.lengths == [3]
-    assert torch.equal(session["decode"](torch.tensor([[5]]), cache), expected)
-
-
 @pytest.mark.parametrize("options", [{"page_size": 4}, {"stored_as": "float8_e4m3fn"}], ids=str)
 def test_other_caches_go_another_way(options, recorder):
     load = language_model(BASE)

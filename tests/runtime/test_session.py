@@ -4,11 +4,13 @@
 import gc
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from cache_model import ListCache
 
+import nnfront as nn
 from nnfront import ops
 from nnfront.backends.lowering import lower
 from nnfront.errors import RunError
@@ -16,6 +18,7 @@ from nnfront.ir import parse
 from nnfront.ops import register_extern
 from nnfront.session import Session
 
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 ATTEND = """
 def {name}[batch, seq: 1..64, max_seq: 1..64](
     q: input float32[batch, seq, 4, 8], kv: input float32[batch, seq, 2, 8],
@@ -332,3 +335,18 @@ def test_results_need_no_gradient_and_inputs_may():
     x = torch.randn(2, 64, requires_grad=True)
     y = Session(lower(parse(LINEAR)), {"w": torch.randn(64, 64, requires_grad=True)})["main"](x)
     assert not y.requires_grad
+
+
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_a_token_that_there_is_not_is_refused_where_it_is_read_and_the_cache_stays_as_it_was(quant):
+    session = nn.LLM.load(CHECKPOINT, quant=quant).session
+    cache = session.make_cache(batch=1, max_seq=8)
+    session["prefill"](torch.arange(3)[None], cache)
+    expected = session["decode"](torch.tensor([[5]]), cache)
+    cache.truncate(3)
+    for token in (1 << 20, -1):
+        with pytest.raises(RunError, match="index out of range") as raised:
+            session["decode"](torch.tensor([[token]]), cache)
+        assert "embed" in str(raised.value.where)
+        assert cache.lengths == [3]
+    assert torch.equal(session["decode"](torch.tensor([[5]]), cache), expected)

@@ -56,7 +56,7 @@ static const char *embed(const struct embed *n) {
     const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
     if (n->is_packed && (in_blocks(how) || n->scale_kind > FLOAT_SCALES || bytes_of(how, n->columns) % FOUR || n->columns > MOST_EMBEDDED))
-        return refused("a packed weight of floats' multiples, of up to %d columns in words of %d bytes, got %zd", MOST_EMBEDDED, FOUR, n->columns);
+        return refused("a packed weight with scales that are floats, of up to %d columns in words of %d bytes, got %zd columns", MOST_EMBEDDED, FOUR, n->columns);
     why = unknown_token(n->tokens, n->count, n->outputs);
     if (why) return why;
     in_shares(embed_tokens, n, n->count, LEAST_EMBEDDED / (n->columns + 1) + 1, n->count * n->columns < LEAST_EMBEDDED ? 1 : (unsigned)n->threads);

@@ -21,10 +21,11 @@
 #endif
 
 enum {
+// Rows that meet a packed weight as it lies where bytes are multiplied by fours, and whether all meet one in 8 bits; in pairs all rows do.
 #if AVX512
     MOST_AS_IT_LIES = 8 * IN_BLOCK, ALL_MEET_BYTES_AS_THEY_LIE = true,
 #else
-    MOST_AS_IT_LIES = 4 * IN_BLOCK, ALL_MEET_BYTES_AS_THEY_LIE = false,  // rows that meet a packed weight as it lies where bytes are multiplied by fours; in pairs all rows do
+    MOST_AS_IT_LIES = 4 * IN_BLOCK, ALL_MEET_BYTES_AS_THEY_LIE = false,
 #endif
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     AHEAD_OF_SCALES = 256,              // the same of scales
