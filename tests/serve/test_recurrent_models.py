@@ -71,6 +71,10 @@ def requests(seed: int, count: int) -> list[tuple[list[int], Params]]:
     return found
 
 
+# They begin at once, in 22 pages, and none can end beside the other: one has to give its pages back, whenever others are cancelled.
+BEYOND_26_PAGES = [([token] * 80, Params(max_tokens=60, ignore_eos=True)) for token in (1, 2)]
+
+
 class Guesser:
     """Knows what is going to come, and says some of it wrong."""
 
@@ -91,7 +95,8 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
     loaded: Any, model_type: str, pages: int, snapshot_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = loaded(model_type)
-    wanted = requests(pages + len(model_type), 16)
+    several = requests(pages + len(model_type), 16)
+    wanted = [*BEYOND_26_PAGES, *several]
     alone = replace(LIMITS, remembers=False, max_num_seqs=1)
     with Engine(llm, alone) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
@@ -102,7 +107,8 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
     with Engine(llm, replace(LIMITS, pages=pages, snapshot_bytes=snapshot_bytes), spec="ngram") as engine:
         answers, others = [], []
         with held(engine):
-            for prompt, params in wanted:
+            answers += [Answer(engine, prompt, params) for prompt, params in BEYOND_26_PAGES]
+            for prompt, params in several:
                 answers.append(Answer(engine, prompt, params))
                 if cancels.random() < 0.4:
                     others.append(Answer(engine, prompt[:-1], replace(params, max_tokens=30)))
