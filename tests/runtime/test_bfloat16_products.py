@@ -175,9 +175,10 @@ def test_a_row_has_the_bits_that_it_has_alone_however_many_there_are_beside_it(
         assert torch.equal(multiply(slice(rows)), alone[:rows])
 
 
-def test_rows_that_are_multiplied_in_several_parts_are_all_multiplied():
-    """More elements than caches hold."""
-    x, w, b = operands(300, 8192, 13, True)
+@pytest.mark.parametrize(("rows", "columns"), [(300, 8192), (1200, 70), (70, 1 << 15), (70, (1 << 15) + 1)])
+def test_rows_that_are_multiplied_in_several_parts_are_all_multiplied(rows: int, columns: int):
+    """More elements than caches hold, more rows than are multiplied at a time, and columns up to what is brought near and beyond."""
+    x, w, b = operands(rows, columns, 13, True)
     for kernel in (NATIVE, WITHOUT_TILES):
         assert_right(kernel.multiply(x, w, b), x, w, b)
         assert_right(kernel.multiply(x, w, b, None, torch.float32), x, w, b)

@@ -7,6 +7,8 @@
 #include "product.h"
 
 enum {
+    FEW_NOT_WIDENED = 16,  // rows that are multiplied faster as they are
+    MANY_SHARE = 16,  // outputs that a thread takes at least
     PART_ROWS = 5,  // of x, whose sums with PART_OUTPUTS stay in registers
     PART_OUTPUTS = REGISTERS / 8,
     PART_SUMS = (PART_ROWS * PART_OUTPUTS + 15) / 16 * 16,  // with room for `store_totals`
@@ -20,7 +22,6 @@ enum {
 typedef struct {
     const Product *product;
     Py_ssize_t at, count;
-    float bias[2][NEAR_OUTPUTS];
 } WidenedBlock;
 
 // Some columns of a few rows of x, LANES of each row after one another, the even ones before the odd ones; zeros are behind the last.
@@ -82,21 +83,6 @@ FAST INLINE void multiply_widened(const WidenedBlock *some, const Widened *x, Py
     for (int j = 0; j < rows * outputs; j++) results[j % outputs / each][j / outputs][i + j % each] = totals[j];
 }
 
-// Write what some rows have become.
-FAST INLINE void finish_widened(const WidenedBlock *some, Py_ssize_t first, Results results, const int rows, const int halves) {
-    const Product *p = some->product;
-    for (int row = 0; row < rows; row++)
-        for (Py_ssize_t i = 0, to = (first + row) * p->outputs + some->at; i < some->count; i += FLOATS) {
-            const Lanes there = first_lanes(some->count - i);
-            Floats y = floats(results[0][row] + i);
-            if (p->bias) y += floats_there(some->bias[0] + i, there);
-            if (p->activation != NOTHING) y = activated(y, p->activation);
-            if (halves > 1) y *= p->bias ? floats(results[1][row] + i) + floats_there(some->bias[1] + i, there) : floats(results[1][row] + i);
-            if (p->added) y += widened_vector(p->added + to + i, there);
-            store_elements(p->y, p->is_wide, to + i, there, y);
-        }
-}
-
 // Some columns of a part of the rows, while those of the next rows are fetched.
 FAST INLINE void multiply_widened_part(const WidenedBlock *some, Widened *x, Floats (*kept)[PART_ROWS * PART_OUTPUTS], const int rows, const int halves) {
     const Product *p = some->product;
@@ -109,7 +95,7 @@ FAST INLINE void multiply_widened_part(const WidenedBlock *some, Widened *x, Flo
         multiply_widened(some, x, i, *kept++, results, rows, PART_OUTPUTS, halves);
     }
     for (; i < some->count; i++) multiply_widened(some, x, i, *kept++, results, rows, halves, halves);
-    if (x->end == p->columns) finish_widened(some, x->row, results, rows, halves);
+    for (int row = 0; row < rows && x->end == p->columns; row++) finish_row(p, x->row + row, some->at, some->count, results[0][row], results[1][row], halves);
 }
 
 FAST INLINE void multiply_widened_block(const WidenedBlock *some, const int halves) {
@@ -131,12 +117,13 @@ FAST INLINE void multiply_widened_block(const WidenedBlock *some, const int halv
     }
 }
 
-// The outputs `at` to `end` of more than FEW_WIDENED rows.
-FAST static void multiply_many_widened(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+// Whether there are so many rows that widening them pays.
+INLINE bool are_many(const Product *p) { return p->rows > FEW_NOT_WIDENED; }
+
+// The outputs `at` to `end` of many rows.
+FAST static void multiply_many_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     for (const Py_ssize_t halves = p->is_gated ? 2 : 1; at < end; at += NEAR_OUTPUTS / halves) {
-        WidenedBlock some = {.product = p, .at = at, .count = least(end - at, NEAR_OUTPUTS / halves)};
-        for (Py_ssize_t half = 0; p->bias && half < halves; half++)
-            for (Py_ssize_t i = 0; i < some.count; i++) some.bias[half][i] = widened(p->bias[half * p->outputs + at + i]);
+        const WidenedBlock some = {.product = p, .at = at, .count = least(end - at, NEAR_OUTPUTS / halves)};
         if (halves > 1) multiply_widened_block(&some, 2);
         else multiply_widened_block(&some, 1);
     }

@@ -5,7 +5,8 @@
 // instruction for 32 products is not. Of more rows the arithmetic takes as long: as many sums as there are registers for, of some rows of x and some of
 // the weight, let each value that is loaded be multiplied several times, and the rows of the weight stay near until all rows of x have been multiplied,
 // while the next ones are fetched. The sum of an output and a row has one order, however many rows there are: LANES columns after the other, then `total`.
-// Where the processor has tiles, these multiply all rows (`tiles.c`, `many_rows_tiles.c`); where it does not multiply bfloat16, many are widened first (`many_rows_widened.c`).
+// Where the processor has tiles, these multiply all rows (`tiles.c`, `many_rows_tiles.c`); elsewhere many rows are multiplied by `many_rows_pairs.c`, or where
+// no instruction multiplies bfloat16, widened first (`many_rows_widened.c`).
 
 #include "product.h"
 
@@ -17,19 +18,12 @@ enum {
     FEW_BY_TILES = 32,  // rows that tiles multiply with one of the weight at a time, and more of them with two
     MOST_SUMS = 32,  // a multiple of 16 and of FLOATS
     NEAR_BLOCK = 1 << 12,  // elements of a block that the nearest cache holds beside those before it
-    NEAR_X = 1 << 21,  // elements of x that caches hold beside what passes through them
     SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
     WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
     WHOLE_BLOCKS = 48, // outputs that are whole blocks, gated or not, and whole tiles
-    FEW_WIDENED = 16, // rows that are multiplied faster as they are, where others are widened
-    WIDENED_SHARE = 16, // outputs of these that a thread takes at least
     GATES = 1 << 10, // results of a half that a thread holds at a time
     SMALL_GATES = 1 << 14, // results that take less time than waking threads
 };
-
-#if !PAIRS
-#include "many_rows_widened.c"
-#endif
 
 // Some outputs from `at` on, of the gates as many, as all rows of x are multiplied with them: `wide` in all.
 typedef struct {
@@ -47,6 +41,33 @@ typedef struct {
 
 // LANES values, or the first `count` of them.
 FAST INLINE Words values_at(const uint16_t *from, const bool is_whole, Py_ssize_t count) { return is_whole ? words(from) : first_words(from, count); }
+
+// Some rows of x, and what is made of them.
+INLINE Product rows_of(const Product *p, Py_ssize_t first, Py_ssize_t rows) {
+    Product some = *p;
+    const Py_ssize_t skipped = first * p->outputs;
+    some.rows = rows, some.x += first * p->columns, some.added += some.added ? skipped : 0, some.y = (char *)some.y + skipped * (p->is_wide ? 4 : 2);
+    return some;
+}
+
+// Write `count` results of a row from `at` on, from their sums and, if `halves` are two, from those of what gates are multiplied with.
+FAST INLINE void finish_row(const Product *p, Py_ssize_t row, Py_ssize_t at, Py_ssize_t count, const float *sums, const float *others, const int halves) {
+    for (Py_ssize_t i = 0, to = row * p->outputs + at; i < count; i += FLOATS) {
+        const Lanes there = first_lanes(count - i);
+        Floats y = floats(sums + i);
+        if (p->bias) y += widened_vector(p->bias + at + i, there);
+        if (p->activation != NOTHING) y = activated(y, p->activation);
+        if (halves > 1) y *= p->bias ? floats(others + i) + widened_vector(p->bias + p->outputs + at + i, there) : floats(others + i);
+        if (p->added) y += widened_vector(p->added + to + i, there);
+        store_elements(p->y, p->is_wide, to + i, there, y);
+    }
+}
+
+#if PAIRS
+#include "many_rows_pairs.c"
+#else
+#include "many_rows_widened.c"
+#endif
 
 // Add to `sums`, [half, row, output], what LANES columns from `at` on contribute.
 FAST INLINE void add_columns(Floats *sums, const uint16_t *const *weight, const uint16_t *x, Py_ssize_t columns, Py_ssize_t at, const int rows, const int each,
@@ -177,16 +198,9 @@ FAST static __attribute__((noinline)) Py_ssize_t one_row_in_streams(const Produc
 #endif
 
 FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
-    const Py_ssize_t parts = p->rows * p->columns / NEAR_X + 1;
-    for (Py_ssize_t part = 0; part < parts; part++) {
-        const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
-        Product some = *p;
-        some.rows = p->rows * (part + 1) / parts - first, some.x += first * p->columns;
-        some.added += some.added ? skipped : 0, some.y = (char *)some.y + skipped * (p->is_wide ? 4 : 2);
-        const Py_ssize_t rest = FEW_WIDE != WIDE && some.rows <= FEW_ROWS ? multiply_blocks(&some, at, end, FEW_WIDE / halves, halves)
-                                                                      : multiply_blocks(&some, at, end, WIDE / halves, halves);
-        multiply_blocks(&some, rest, end, 1, halves);
-    }
+    if (FEW_WIDE != WIDE && p->rows <= FEW_ROWS) at = multiply_blocks(p, at, end, FEW_WIDE / halves, halves);
+    else at = multiply_blocks(p, at, end, WIDE / halves, halves);
+    multiply_blocks(p, at, end, 1, halves);
 }
 
 FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
@@ -196,10 +210,8 @@ FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t 
 #endif
     if (p->packed)
         outputs_by_tiles(p, at, end);
-#if !PAIRS
-    else if (p->rows > FEW_WIDENED)
-        multiply_many_widened(p, at, end);
-#endif
+    else if (are_many(p))
+        multiply_many_rows(p, at, end);
     else if (p->is_gated)
         multiply_outputs(p, at, end, 2);
     else
@@ -227,8 +239,8 @@ static const char *run_product(Product p, Py_ssize_t with_tiles, Py_ssize_t thre
         return NULL;
     }
     pack(&p, with_tiles, work);
-    if (PAIRS || p.rows <= FEW_WIDENED || p.outputs * p.columns < SMALL_WEIGHT) share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
-    else in_shares(product_outputs, &p, p.outputs, WIDENED_SHARE, (unsigned)threads);
+    if (are_many(&p) && !p.packed && p.outputs * p.columns >= SMALL_WEIGHT) in_shares(product_outputs, &p, p.outputs, MANY_SHARE, (unsigned)threads);
+    else share_outputs(product_outputs, &p, p.outputs, p.columns, threads);
     return NULL;
 }
 
