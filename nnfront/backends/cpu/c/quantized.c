@@ -29,7 +29,10 @@ INLINE int parts_in_step(const Stored how) {
 
 INLINE int vectors_in_step(const Stored how) { return factors_in_step(how) + parts_in_step(how) * (alike_in_step(how) + is_grouped(how)); }
 
-enum { ALIGNED = 64, TOTALS_ROWS = 4 };
+// Whether the only row meets several places of the weight in turn.
+INLINE bool takes_streams(const Quantized *p, const Stored how) { return STREAMS > 1 && !in_blocks(how) && outputs_in_turn(how, 1) == STREAMS && p->usual == 1 && p->rows == 1 && !has_tiles(); }
+
+enum { ALIGNED = 64, NEAR_DECODED = 1 << 17 };
 
 // Add to sums, [output, row], of `each` outputs from `at` on.
 FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows, const int each) {
@@ -46,35 +49,35 @@ FAST INLINE void begin_sums(const Quantized *p, const Stored how, Floats *sums, 
 
 typedef float Totals[ROWS_TOGETHER_MOST][OUTPUTS_TOGETHER + FLOATS];
 
-// Add to the sums `of` rows and outputs what the steps `first` to `end` of outputs `i` to `i + each`, counted from `at`, contribute.
+// Add to the sums `of` rows and outputs what the steps `first` to `end` of outputs `i` to `i + each`, counted from `at`, contribute; or of one row in places what output `i` of each place does, [place][i].
 FAST INLINE void add_to_outputs(const Quantized *p, const Constants *c, const Stored how, Floats (*of)[OUTPUTS_TOGETHER], Py_ssize_t at, int i, Py_ssize_t first, Py_ssize_t end,
-                                const int rows, const int each) {
+                                const int rows, const int each, const bool in_places) {
     Floats sums[ROWS_AT_ONCE];
 #pragma GCC unroll 4
     for (int j = 0; j < each; j++)
-        if (!first) begin_sums(p, how, sums + j * rows, 1, at + i + j, rows);
+        if (!first) begin_sums(p, how, sums + j * rows, 1, at + i + j * p->apart, rows);
         else
 #pragma GCC unroll 8
-            for (int row = 0; row < rows; row++) sums[j * rows + row] = of[row][i + j];
+            for (int row = 0; row < rows; row++) sums[j * rows + row] = in_places ? of[j][i] : of[row][i + j];
     add_any(p, c, how, sums, at + i, first, end, rows, each);
 #pragma GCC unroll 8
-    for (int j = 0; j < each * rows; j++) of[j % rows][i + j / rows] = sums[j];
+    for (int j = 0; j < each * rows; j++) *(in_places ? &of[j][i] : &of[j % rows][i + j / rows]) = sums[j];
 }
 
-// The totals of `count` outputs from `at` on and of a few rows, decoded in registers; `how` and `rows` are constants wherever this is inlined.
-FAST INLINE void few_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, const int rows) {
+// The totals of `count` outputs from `at` on and of a few rows, decoded in registers, or of one row and of as many outputs in each place, [place]; `how`, `rows` and `in_places` are constants wherever this is inlined.
+FAST INLINE void few_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, const int rows, const bool in_places) {
     const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
-    const int each = in_blocks(how) ? 1 : outputs_in_turn(rows);
+    const int each = in_blocks(how) ? 1 : outputs_in_turn(how, rows), next = in_places ? 1 : each, made = in_places ? each : rows;
     Floats of[ROWS_AT_ONCE][OUTPUTS_TOGETHER];
-    for (int row = 0; row < rows; row++)
+    for (int row = 0; row < made; row++)
         for (int i = count; i < OUTPUTS_TOGETHER; i++) of[row][i] = all(0.0f);
     for (Py_ssize_t first = 0; first < steps; first += p->turn) {
         const Py_ssize_t end = first + p->turn < steps ? first + p->turn : steps;
         int i = 0;
-        for (; i + each <= count; i += each) add_to_outputs(p, c, how, of, at, i, first, end, rows, each);
-        for (; i < count; i++) add_to_outputs(p, c, how, of, at, i, first, end, rows, 1);
+        for (; i + next <= count; i += next) add_to_outputs(p, c, how, of, at, i, first, end, rows, each, in_places);
+        for (; i < count; i++) add_to_outputs(p, c, how, of, at, i, first, end, rows, 1, false);
     }
-    for (int row = 0; row < rows; row++) {
+    for (int row = 0; row < made; row++) {
         float of_row[16];
         store_totals(of_row, of[row], OUTPUTS_TOGETHER);
         memcpy(totals[row], of_row, sizeof(float) * OUTPUTS_TOGETHER);
@@ -98,15 +101,18 @@ FAST INLINE Floats held(const void *from) {
     return found;
 }
 
-// Add to sums, [row, output], what decoded steps, `next` vectors of each output, and rows of x contribute, in the order of `add_any`.
-FAST INLINE void add_decoded(const Quantized *p, const Stored how, const Floats *decoded, Py_ssize_t next, Py_ssize_t steps, const Element *x, Floats *of, const int rows) {
-    enum { each = BLOCK_OUTPUTS, MOST = BLOCK_ROWS * each };
-    const int alike = alike_in_step(how);
-    Floats sums[MOST];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * each; i++) sums[i] = of[i];
-    for (Py_ssize_t step = 0; step < steps; step++, x += elements_in_step(how)) {
-        const Floats *from = decoded + step * vectors_in_step(how);
+// How many decoded outputs are multiplied at a time with BLOCK_ROWS rows: twice as many where there are no sums of steps besides.
+INLINE int block_outputs(const Stored how) { return adds_at_once(how) ? PANEL_OUTPUTS : BLOCK_OUTPUTS; }
+
+// Add to sums, [row, output], what steps and rows of x contribute, in the order of `add_any`: decoded [step, output, vector], and that meanwhile for the first rows.
+FAST INLINE void add_decoded(const Quantized *p, const Constants *c, const Stored how, Floats *decoded, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const Element *x,
+                             Floats *sums, const int rows, const bool is_first) {
+    enum { MOST = BLOCK_ROWS * PANEL_OUTPUTS };
+    const int alike = alike_in_step(how), each = block_outputs(how), next = vectors_in_step(how);
+    for (Py_ssize_t step = first; step < end; step++, x += elements_in_step(how), decoded += each * next) {
+#pragma GCC unroll 6
+        for (int j = 0; j < each && is_first; j++) add_any(p, c, how, decoded + j * next, least(at + j, p->outputs - 1), step, step + 1, 0, 1);
+        const Floats *from = decoded;
         const Element *with = x;
 #pragma GCC unroll 4
         for (int i = 0; i < factors_in_step(how); i++, from++)
@@ -117,49 +123,76 @@ FAST INLINE void add_decoded(const Quantized *p, const Stored how, const Floats 
                     sums[row * each + j] = fused(from[j * next], floats((const float *)(x + row * p->stride + BLOCK) + i * FLOATS), sums[row * each + j]);
         for (int part = 0; part < parts_in_step(how); part++) {
             Floats parts[MOST];
-#pragma GCC unroll 16
-            for (int i = 0; i < rows * each; i++) parts[i] = all(0.0f);
+#pragma GCC unroll 24
+            for (int i = 0; i < rows * each; i++) parts[i] = adds_at_once(how) ? sums[i] : all(0.0f);
 #pragma GCC unroll 8
             for (int k = 0; k < alike; k++, from++, with += VECTOR / sizeof(Element)) {
-                Floats some[each];
-#pragma GCC unroll 4
+                Floats some[PANEL_OUTPUTS];
+#pragma GCC unroll 6
                 for (int j = 0; j < each; j++) some[j] = held(from + j * next);
 #pragma GCC unroll 4
                 for (int row = 0; row < rows; row++) {
                     const Floats of_row = held(with + row * p->stride);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                     for (int j = 0; j < each; j++) parts[row * each + j] = multiplied(parts[row * each + j], some[j], of_row);
                 }
             }
 #pragma GCC unroll 4
             for (int row = 0; row < rows; row++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
                 for (int j = 0; j < each; j++) {
-                    Floats *sum = sums + row * each + j;
-                    *sum = is_grouped(how) ? fused(parts[row * each + j], from[j * next], *sum) : *sum + parts[row * each + j];
+                    Floats *sum = sums + row * each + j, part = parts[row * each + j];
+                    *sum = adds_at_once(how) ? part : is_grouped(how) ? fused(part, from[j * next], *sum) : *sum + part;
                 }
             from += is_grouped(how);
         }
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * each; i++) of[i] = sums[i];
 }
 
-// The totals of `count` outputs from `at` on and of many rows, decoded once for all of them, as much at a time as the nearest cache holds.
-FAST INLINE void many_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, int count, Totals totals, int slot) {
+// The same of rows whose sums are kept between the turns, and made totals after the last one.
+FAST INLINE void multiply_decoded(const Quantized *p, const Constants *c, const Stored how, Floats *decoded, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Py_ssize_t steps,
+                                  Floats *kept, float (*totals)[OUTPUTS_TOGETHER + FLOATS], const int rows, const bool is_first) {
+    const int each = block_outputs(how);
+    const Element *x = p->x + first * elements_in_step(how);
+    Floats sums[BLOCK_ROWS * PANEL_OUTPUTS];
+    float of[BLOCK_ROWS * PANEL_OUTPUTS + 16];
+    if (!first)
+#pragma GCC unroll 6
+        for (int j = 0; j < each; j++) begin_sums(p, how, sums + j, each, least(at + j, p->outputs - 1), rows);
+    else
+#pragma GCC unroll 24
+        for (int i = 0; i < rows * each; i++) sums[i] = kept[i];
+    add_decoded(p, c, how, decoded, at, first, end, x, sums, rows, is_first);
+    if (end < steps) {
+#pragma GCC unroll 24
+        for (int i = 0; i < rows * each; i++) kept[i] = sums[i];
+        return;
+    }
+    store_totals(of, sums, rows * each);
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) memcpy(totals[i], of + i * each, (size_t)each * sizeof *of);
+}
+
+// The totals of a panel of outputs from `at` on and of many rows, decoded once for all of them, as much at a time as is near.
+FAST INLINE void many_totals(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Totals totals, int slot) {
     const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how), blocks = (p->usual + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    Floats decoded[NEAR_ARRANGED / VECTOR], sums[PANEL_OUTPUTS / BLOCK_OUTPUTS][ROWS_TOGETHER_MOST * BLOCK_OUTPUTS];
+    const int each = block_outputs(how);
+    Floats decoded[NEAR_DECODED / VECTOR], kept[PANEL_OUTPUTS * ROWS_TOGETHER_MOST];
     const Py_ssize_t next = p->turn * vectors_in_step(how);
-    for (int j = 0; j < PANEL_OUTPUTS; j++) begin_sums(p, how, sums[j / BLOCK_OUTPUTS] + j % BLOCK_OUTPUTS, BLOCK_OUTPUTS, at + (j < count ? j : 0), p->usual);
     for (Py_ssize_t first = 0; first < steps; first += p->turn) {
         const Py_ssize_t end = first + p->turn < steps ? first + p->turn : steps;
-        for (int j = 0; j < count; j++) add_any(p, c, how, decoded + j * next, at + j, first, end, 0, 1);
         for (Py_ssize_t block = 0; block < blocks; block++) {
             const Py_ssize_t from = p->usual * block / blocks;
-            const Element *x = p->x + from * p->stride + first * elements_in_step(how);
-            for (int j = 0; j < count; j += BLOCK_OUTPUTS) {
-                Floats *of = sums[j / BLOCK_OUTPUTS] + from * BLOCK_OUTPUTS;
-#define ROWS(rows) case rows: add_decoded(p, how, decoded + j * next, next, end - first, x, of, rows); break;
+            Quantized some = *p;
+            some.x += from * p->stride, some.sums += from * p->next_sums;
+            for (int j = 0; j < PANEL_OUTPUTS; j += each) {
+                Floats *of = kept + j * ROWS_TOGETHER_MOST + from * each;
+                float(*to)[OUTPUTS_TOGETHER + FLOATS] = (float(*)[OUTPUTS_TOGETHER + FLOATS])(totals[from] + slot + j);
+#define ROWS(rows) \
+    case rows: \
+        if (block) multiply_decoded(&some, c, how, decoded + j * next, at + j, first, end, steps, of, to, rows, false); \
+        else multiply_decoded(&some, c, how, decoded + j * next, at + j, first, end, steps, of, to, rows, true); \
+        break;
                 switch (p->usual * (block + 1) / blocks - from) {
                     ROWS(1) ROWS(2)
 #if REGISTERS == 32
@@ -170,12 +203,6 @@ FAST INLINE void many_totals(const Quantized *p, const Constants *c, const Store
             }
         }
     }
-    for (int j = 0; j < count; j += BLOCK_OUTPUTS)
-        for (Py_ssize_t row = 0; row < p->usual; row += TOTALS_ROWS) {
-            float some[16];
-            store_totals(some, sums[j / BLOCK_OUTPUTS] + row * BLOCK_OUTPUTS, TOTALS_ROWS * BLOCK_OUTPUTS);
-            for (int i = 0; i < TOTALS_ROWS && row + i < p->usual; i++) memcpy(totals[row + i] + slot + j, some + i * BLOCK_OUTPUTS, BLOCK_OUTPUTS * sizeof *some);
-        }
 }
 
 // Write `count` outputs from `at`.
@@ -191,16 +218,30 @@ FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_
         }
 }
 
+// The outputs `at` to `end` of one row, as far as they are in blocks of as many outputs in each of STREAMS places, which take turns (`words.h`). Returns where those begin that are not.
+FAST INLINE Py_ssize_t row_in_streams(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+    const Py_ssize_t apart = (end - at) / (STREAMS * OUTPUTS_TOGETHER) * OUTPUTS_TOGETHER, behind = at + apart;
+    Quantized some = *p;
+    some.apart = apart;
+    Totals totals;
+    for (; at < behind; at += OUTPUTS_TOGETHER) {
+        few_totals(&some, c, how, at, OUTPUTS_TOGETHER, totals, 1, true);
+        for (int place = 0; place < STREAMS; place++) finish(p, how, at + place * apart, OUTPUTS_TOGETHER, totals + place);
+    }
+    return at + apart * (STREAMS - 1);
+}
+
 FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const Constants c = constants(p, how);
     Totals totals;
+    if (takes_streams(p, how)) at = row_in_streams(p, &c, how, at, end);
     for (; at < end; at += OUTPUTS_TOGETHER) {
         const int count = end - at < OUTPUTS_TOGETHER ? (int)(end - at) : OUTPUTS_TOGETHER;
         const bool are_few = in_integers(how) || p->usual <= ROWS_AT_ONCE;
         for (Py_ssize_t row = 0; are_few && row < p->usual; row += ROWS_AT_ONCE) {
             Quantized some = *p;
             some.x += row * p->stride, some.sums += row * p->next_sums;
-#define ROWS(rows) case rows: few_totals(&some, &c, how, at, count, totals + row, rows); break;
+#define ROWS(rows) case rows: few_totals(&some, &c, how, at, count, totals + row, rows, false); break;
             switch (p->usual - row < ROWS_AT_ONCE ? p->usual - row : ROWS_AT_ONCE) {
                 ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if MANY_REGISTERS
@@ -209,7 +250,7 @@ FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssiz
             }
 #undef ROWS
         }
-        for (int i = 0; !are_few && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, count - i < PANEL_OUTPUTS ? count - i : PANEL_OUTPUTS, totals, i);
+        for (int i = 0; !are_few && i < count; i += PANEL_OUTPUTS) many_totals(p, &c, how, at + i, totals, i);
         for (Py_ssize_t row = p->usual; row < p->rows; row++)
             for (int i = 0; i < count; i++) {
                 const uint16_t *x = p->plain + p->places[row] * p->columns;
@@ -254,12 +295,12 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Py_ssize_t padded = steps * elements_in_step(how), line = ALIGNED / size;
     const bool is_offset = has_offset(how) && !in_blocks(how);
     Py_ssize_t places[ROWS_TOGETHER_MOST];
-    p.how = how, p.bias = n->bias, p.places = places, p.is_wide = n->is_wide != 0;
+    p.how = how, p.apart = 1, p.bias = n->bias, p.places = places, p.is_wide = n->is_wide != 0;
     // An odd number of lines from row to row: rows at multiples of a page would share few places of the nearest cache.
     p.stride = ((padded + line - 1) / line | 1) * line, p.next_sums = is_offset && !is_taken_from_steps(how) ? n->groups + FLOATS : 0;
     const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
-    // Twice as many rows as are multiplied at once take less time than what is decoded takes to be written down, but for bytes where there are 32 registers.
-    const Py_ssize_t few = REGISTERS == 32 && how < INT4_GROUPS ? ROWS_AT_ONCE : 2 * ROWS_AT_ONCE;
+    // Where there are 32 registers rows are soon so many that decoding once for all of them takes less time; elsewhere only more than two times those that are multiplied at once.
+    const Py_ssize_t few = REGISTERS < 32 ? 2 * ROWS_AT_ONCE : how < INT4_GROUPS ? ROWS_AT_ONCE : ROWS_AT_ONCE + 2;
     const Py_ssize_t most = n->rows <= few || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
     const Py_ssize_t chunks = (n->rows + most - 1) / most;
     p.x = (Element *)(((uintptr_t)n->work + ALIGNED - 1) / ALIGNED * ALIGNED);
@@ -274,10 +315,12 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache, or what is decoded.
         const bool are_few = in_integers(how) || p.usual <= ROWS_AT_ONCE;
         const Py_ssize_t at_once = p.usual < ROWS_AT_ONCE ? p.usual : ROWS_AT_ONCE, near = are_few ? at_once * elements_in_step(how) * size : PANEL_OUTPUTS * vectors_in_step(how) * VECTOR;
-        const Py_ssize_t turns = (steps * near + NEAR_ARRANGED - 1) / NEAR_ARRANGED, fitting = NEAR_ARRANGED / (near + !near);
+        const Py_ssize_t fits = are_few || !adds_at_once(how) ? (Py_ssize_t)NEAR_ARRANGED : (Py_ssize_t)NEAR_DECODED;
+        const Py_ssize_t turns = (steps * near + fits - 1) / fits, fitting = fits / (near + !near);
         p.turn = turns > 1 ? are_few ? (steps + turns - 1) / turns : fitting : steps + !steps;
-        p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : BYTES_AHEAD;
-        const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), least = (QUANTIZED_SHARE / (work + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
+        p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : takes_streams(&p, how) ? (Py_ssize_t)AHEAD_OF_STREAM : (Py_ssize_t)BYTES_AHEAD;
+        const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), together = OUTPUTS_TOGETHER * (takes_streams(&p, how) ? STREAMS : 1);
+        const Py_ssize_t least = (QUANTIZED_SHARE / (work + 1) / together + 1) * together;
         const unsigned threads = outputs * work < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
         in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, p.usual * columns < SMALL_QUANTIZED ? 1 : threads);
         in_shares(quantized_shares[how], &p, outputs, least, threads);

@@ -67,6 +67,7 @@ typedef struct {
     const uint16_t *added;  // [rows, outputs] or NULL
     void *y;                // [rows, outputs], float if is_wide, else bfloat16
     Py_ssize_t rows, usual, columns, stride, next_sums, bytes, outputs, groups;
+    Py_ssize_t apart;       // how far apart outputs are that take turns
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from quantised values to those that are needed BYTES_AHEAD later
     int shift;              // a group has 1 << shift columns

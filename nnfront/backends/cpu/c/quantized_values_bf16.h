@@ -107,8 +107,13 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     else if (how == VALUES4) {
         const Floats values = __builtin_convertvector(signed_bytes((const uint8_t *)p->values), Floats) * p->unit;
         c.table[0] = (__m512i)_mm512_cvtne2ps_pbh((__m512)values, (__m512)values);
-    } else
+    } else if (how >= INT4_GROUPS)
         c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? less_eight : integers);
+    else {
+        uint16_t upper_halves[LANES];
+        for (int i = 0; i < LANES; i++) upper_halves[i] = (uint16_t)(2 * i + 1);
+        c.table[0] = _mm512_loadu_si512(upper_halves);
+    }
     if (how >= INT4_GROUPS) {
         uint16_t places[LANES];
         for (int i = 0; i < LANES; i++) places[i] = (uint16_t)(4 * i >> p->shift);
@@ -126,8 +131,12 @@ FAST INLINE __m512 sixteen(const uint8_t *quantized, const bool is_whole, __mmas
 }
 
 // Vector `k` of what the quantised values of a step become, as bfloat16; `words` are these values where they are looked up.
-FAST INLINE __m512bh decode(const Constants *c, const Stored how, const uint8_t *quantized, __m512i words, const bool is_whole, __mmask64 there, const int k) {
-    if (how <= INT8_GROUPS) return _mm512_cvtne2ps_pbh(sixteen(quantized, is_whole, there, k + 2), sixteen(quantized, is_whole, there, k));
+FAST INLINE __m512bh decode(const Constants *c, const Stored how, const uint8_t *quantized, __m512i words, const bool is_whole, __mmask64 there, const int k, const bool has_registers) {
+    if (how <= INT8_GROUPS) {
+        const __m512 low = sixteen(quantized, is_whole, there, k), high = sixteen(quantized, is_whole, there, k + 2);
+        // Floats of 8 bits are bfloat16 in their upper halves, which are brought together faster than floats are rounded, by a table.
+        return has_registers ? (__m512bh)_mm512_permutex2var_epi16((__m512i)low, c->table[0], (__m512i)high) : _mm512_cvtne2ps_pbh(high, low);
+    }
     if (is_float8(how)) return k ? float8(c->table, _mm512_srli_epi16(words, 8), words) : float8(c->table, words, _mm512_slli_epi16(words, 8));
     return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), c->table[0]);
 }
@@ -151,32 +160,36 @@ FAST INLINE Floats step_scales(const Quantized *p, const Constants *c, const Sto
     return _mm512_mask_mov_ps(scales, 0xFF00, all(scale_at(p->scales, p->kind, first + 1)));
 }
 
-// How many outputs a few rows of x are multiplied with in turn.
-INLINE int outputs_in_turn(const int rows) { return rows == 1 ? OUTPUTS_IN_TURN : rows == 2 ? OUTPUTS_IN_TURN / 2 : 1; }
+// Whether products are added to sums as they come, and not first to those of a step, which wait for one another less.
+INLINE bool adds_at_once(const Stored how) { return !is_grouped(how); }
 
-// Add to `sums`, [output, row], what the quantised values of step `i` of `each` outputs from `at` on and the first rows of x contribute; of no rows write there what these are
+// How many outputs a few rows of x are multiplied with in turn.
+INLINE int outputs_in_turn(const Stored how, const int rows) { return rows == 1 ? OUTPUTS_IN_TURN : rows == 2 || (adds_at_once(how) && rows <= 4) ? OUTPUTS_IN_TURN / 2 : 1; }
+
+// Add to `sums`, [output, row], what the quantised values of step `i` of `each` outputs from `at` on, `apart`, and the first rows of x contribute; of no rows write there what these are
 // multiplied with, decoded. Outputs take turns: the products of one wait for each other, and would fill what the processor looks ahead.
 FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows, const int each,
                           const bool is_whole) {
     const int parts = parts_of(how);
     const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
+    const Py_ssize_t apart = p->apart * p->bytes;
     const uint8_t *quantized = p->quantized + at * p->bytes + i * BYTES;
     __m512i words[OUTPUTS_IN_TURN];
     Floats scales[OUTPUTS_IN_TURN], part[ROWS_AT_ONCE];
 #pragma GCC unroll 4
     for (int j = 0; j < each; j++) {
-        const uint8_t *from = quantized + j * p->bytes;
-        scales[j] = step_scales(p, c, how, at + j, i, is_whole, there);
+        const uint8_t *from = quantized + j * apart;
+        scales[j] = step_scales(p, c, how, at + j * p->apart, i, is_whole, there);
         _mm_prefetch(from + p->ahead, _MM_HINT_T1);
         words[j] = how <= INT8_GROUPS ? _mm512_setzero_si512() : is_whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi8(there, from);
     }
 #pragma GCC unroll 8
-    for (int j = 0; j < each * rows; j++) part[j] = all(0.0f);
+    for (int j = 0; j < each * rows; j++) part[j] = adds_at_once(how) ? sums[j] : all(0.0f);
 #pragma GCC unroll 4
     for (int k = 0; k < parts; k++)
 #pragma GCC unroll 4
         for (int j = 0; j < each; j++) {
-            const __m512bh some = decode(c, how, quantized + j * p->bytes, words[j], is_whole, there, k);
+            const __m512bh some = decode(c, how, quantized + j * apart, words[j], is_whole, there, k, rows > 0);
             if (!rows) sums[k] = (Floats)some;
 #pragma GCC unroll 8
             for (int row = 0; row < rows; row++)
@@ -184,7 +197,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
         }
     if (!rows && is_grouped(how)) sums[parts] = scales[0];
 #pragma GCC unroll 8
-    for (int j = 0; j < each * rows; j++) sums[j] = is_grouped(how) ? fused(part[j], scales[j / rows], sums[j]) : sums[j] + part[j];
+    for (int j = 0; j < each * rows; j++) sums[j] = adds_at_once(how) ? part[j] : fused(part[j], scales[j / rows], sums[j]);
 }
 
 // The same of the steps `first` to `end`.

@@ -137,8 +137,11 @@ FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *q
 // Groups whose x is near, those that the end of a step shares with others, and what is read beyond.
 enum { MOST_GROUPS = NEAR_ARRANGED / sizeof(float) / 16 + 4 + FLOATS };
 
+// Whether products are added to sums as they come, and not first to those of a step, which wait for one another less: never.
+INLINE bool adds_at_once(const Stored how) { return false; }
+
 // Outputs come one after the other: `each` is 1.
-INLINE int outputs_in_turn(const int rows) { return 1; }
+INLINE int outputs_in_turn(const Stored how, const int rows) { return 1; }
 
 // Add to `sums` what the quantised values of the steps `first` to `end` of output `at` and the first rows of x contribute; of no rows write there what these are multiplied with, decoded.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
