@@ -8,7 +8,7 @@
 
 enum {
     MANY_ROWS = 512,  // of x, that are multiplied with rows of the weight which are near
-    MOST_COLUMNS_NEAR = 1 << 15,
+    MOST_COLUMNS_NEAR = 1 << 15,  // of these rows: of longer ones they are multiplied as they lie
     KEPT_SUMS = 96,  // of a row of x, until results are made of them: a multiple of WIDE and of two vectors
     BLOCK_SUMS = WIDE * ROWS_TOGETHER,
     FEW_AS_THEY_LIE = 64,  // rows that are multiplied faster with a weight as it lies
@@ -96,8 +96,8 @@ FAST INLINE void multiply_many_blocks(const Product *p, Py_ssize_t at, Py_ssize_
 // Whether there are so many rows that bringing the weight near pays.
 INLINE bool are_many(const Product *p) { return p->rows > FEW_AS_THEY_LIE && p->columns <= MOST_COLUMNS_NEAR; }
 
-// The outputs `at` to `end` of many rows.
-FAST static void multiply_many_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+// The outputs `at` to `end` of many rows. Not inlined: beside it, sums of fewer rows are not all kept in registers.
+FAST static __attribute__((noinline)) void multiply_many_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     const Py_ssize_t passes = (p->rows + MANY_ROWS - 1) / MANY_ROWS;
     for (Py_ssize_t pass = 0; pass < passes; pass++) {
         const Py_ssize_t first = p->rows * pass / passes;

@@ -197,7 +197,8 @@ FAST static __attribute__((noinline)) Py_ssize_t one_row_in_streams(const Produc
 }
 #endif
 
-FAST INLINE void multiply_outputs(const Product *p, Py_ssize_t at, Py_ssize_t end, const int halves) {
+FAST INLINE void multiply_outputs(const Product *product, Py_ssize_t at, Py_ssize_t end, const int halves) {
+    const Product own = *product, *p = &own;  // which nothing that is written changes: else it is read again, and sums leave their registers
     if (FEW_WIDE != WIDE && p->rows <= FEW_ROWS) at = multiply_blocks(p, at, end, FEW_WIDE / halves, halves);
     else at = multiply_blocks(p, at, end, WIDE / halves, halves);
     multiply_blocks(p, at, end, 1, halves);

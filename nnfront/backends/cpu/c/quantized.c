@@ -32,7 +32,10 @@ INLINE int vectors_in_step(const Stored how) { return factors_in_step(how) + par
 // Whether the only row meets several places of the weight in turn.
 INLINE bool takes_streams(const Quantized *p, const Stored how) { return STREAMS > 1 && !in_blocks(how) && outputs_in_turn(how, 1) == STREAMS && p->usual == 1 && p->rows == 1 && !has_tiles(); }
 
-enum { ALIGNED = 64, NEAR_DECODED = 1 << 17 };
+enum {
+    ALIGNED = 64,
+    NEAR_DECODED = 1 << 17,  // bytes of what is decoded that the next cache holds, where products are added to sums at once
+};
 
 // Add to sums, [output, row], of `each` outputs from `at` on.
 FAST INLINE void add_any(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const int rows, const int each) {
