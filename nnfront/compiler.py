@@ -21,7 +21,7 @@ from nnfront.ir import MAX_DIM_TERMS, IRModule, admissible
 from nnfront.lower import Program, lower_weights, of_rank, world_of
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.passes import inline, pack_weights
-from nnfront.passes.base import run_steps, step_name
+from nnfront.passes.base import Step, run_steps, step_name
 from nnfront.session import Session
 from nnfront.transform.plan import TransformPlan, plan_load
 from nnfront.transform.run import run_transform, stream_transform
@@ -55,9 +55,17 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
     return compile_admitted(admissible(ir), target)
 
 
-def compile_admitted(source: IRModule, target: str, *, packs: bool = True) -> Executable:
-    """Compile a module that is `admissible`, as what `admit` returns, with weights in the order that kernels want, unless they lie in their own. Raises LowerError as `compile` does."""
-    passes = [p for p in backend_of(target).passes(target) if packs or step_name(p) != pack_weights.name]
+def all_passes(target: str) -> Iterator[Sequence[Step]]:
+    """The passes of a target, by the orders that weights may lie in: the one that kernels want here, those that they want on other machines, their own."""
+    backend = backend_of(target)
+    here = backend.passes(target)
+    yield from (here, *backend.other_passes(target))
+    yield [step for step in here if step_name(step) != pack_weights.name]
+
+
+def compile_admitted(source: IRModule, target: str, passes: Sequence[Step] | None = None) -> Executable:
+    """Compile a module that is `admissible`, as what `admit` returns, with these passes, or those that the target has here. Raises LowerError as `compile` does."""
+    passes = next(all_passes(target)) if passes is None else passes
     with bounded_work(MAX_DIM_TERMS):
         # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
         ir = inline(source, [f.name for f in source.functions if f.kind == "fused" and not f.is_outlined])

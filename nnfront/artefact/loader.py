@@ -15,6 +15,7 @@ from nnfront.artefact.folder import PROGRAM, ArtefactFiles, check_files, read_ar
 from nnfront.artefact.save import Extras
 from nnfront.artefact.tensor_names import (
     at_rank,
+    own_name,
     own_tensors,
     rank_programs,
     read_weights,
@@ -24,7 +25,7 @@ from nnfront.artefact.tensor_names import (
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.device import CPU, overriding_device
 from nnfront.backends.registry import is_target, targets
-from nnfront.compiler import compile_admitted
+from nnfront.compiler import all_passes, compile_admitted
 from nnfront.dims import Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule, admit
@@ -59,7 +60,7 @@ def session_of(files: ArtefactFiles, number: int | None = None, *, rank: int = 0
         )
     ir = _admitted(files)
     target = manifest.target if number is None else f"{manifest.target}:{number}"
-    whole = _compiled(files, ir, target)
+    whole = _compiled(files, ir, target, rank)
     program = of_rank(whole, rank) if ranks > 1 else whole
     files.check_weights()  # now: they are compared while the program is compiled
     with _about(files.folder):
@@ -112,13 +113,13 @@ def _admitted(files: ArtefactFiles) -> IRModule:
         return admit(files.program)
 
 
-def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
+def _compiled(files: ArtefactFiles, ir: IRModule, target: str, rank: int) -> Program:
     with _about(files.folder / PROGRAM):
-        program = compile_admitted(ir, target).program
-        if files.manifest.ranks == 1 and not _are_there(files, program):
-            # It may have been written before kernels wanted another order of weights.
-            plain = compile_admitted(ir, target, packs=False).program
-            program = plain if _are_there(files, plain) else program
+        # Weights lie in the order that kernels wanted where it was written.
+        programs = (compile_admitted(ir, target, passes).program for passes in all_passes(target))
+        program = next(programs)
+        if not _are_there(files, program, rank):
+            program = next((other for other in programs if _are_there(files, other, rank)), program)
     if sorted(program.methods) != sorted(files.manifest.methods):
         raise LoadError(
             f"{files.folder}: the program does not have the methods that the manifest lists",
@@ -135,11 +136,12 @@ def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
     return program
 
 
-def _are_there(files: ArtefactFiles, program: Program) -> bool:
-    """Whether the files have a tensor for each weight that methods read."""
+def _are_there(files: ArtefactFiles, program: Program, rank: int) -> bool:
+    """Whether the files have a tensor for each weight that methods read, maybe one of the rank's own."""
     placed = files.manifest.weights
     names = ((placed.get(o, {}), name) for o, types in weight_types(program).items() for name in types)
-    return all(of_origin.get(name, name) in files.tensors for of_origin, name in names)
+    stored = {of_origin.get(name, name) for of_origin, name in names}
+    return all(name in files.tensors or own_name(name, rank) in files.tensors for name in stored)
 
 
 def _flag(ranks: int) -> str:

@@ -7,7 +7,7 @@ override is what a CPU needs with nothing but the ops' torch references: tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
@@ -87,6 +87,10 @@ class Backend:
 
     def passes(self, target: str) -> Sequence[Any]:
         """What it does to the IR before lowering, in order."""
+        return ()
+
+    def other_passes(self, target: str) -> Iterable[Sequence[Any]]:
+        """What it does on machines that want weights in another order: an artefact that one of them wrote has its weights in that."""
         return ()
 
     def end_threads(self) -> None:

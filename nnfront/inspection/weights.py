@@ -8,7 +8,7 @@ from typing import Any
 
 from nnfront import dtypes
 from nnfront.inspection.model import Inspected
-from nnfront.ir import ScalarType, TensorType, Type, type_text
+from nnfront.ir import OPS, ScalarType, TensorType, Type, type_text
 from nnfront.quant_format import FORMATS
 from nnfront.transform.weight_usage import Use, weight_uses
 from nnfront.weights import check_weights
@@ -60,9 +60,11 @@ def bytes_of(type: Type | None) -> int | None:
 
 
 def _format(use: Use, type: Type | None) -> str:
-    """The format of quantised weights that the last part of a name says, as quantising gives it; else the dtype."""
-    last = use.name.rpartition(".")[2]
-    return last if last in FORMATS else str(getattr(type, "dtype", ""))
+    """The format of quantised weights that the last part of a name says, as quantising gives it, before the ops that brought it into an order; else the dtype."""
+    parts = use.name.split(".")
+    while len(parts) > 1 and parts[-1] in OPS:
+        parts.pop()
+    return parts[-1] if parts[-1] in FORMATS else str(getattr(type, "dtype", ""))
 
 
 def _stored_names(model: Inspected, wanted: Mapping[str, TensorType]) -> Mapping[str, str]:

@@ -6,8 +6,9 @@ norm_...           the same regions with a norm of the rows before the product
 quantized_product  also gated, by their format: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
                    float8 weights as they are, with their scales [N, 1]
 int8_activations_product
-                   also gated, on a CPU, but for weights in blocks: panels of PANEL outputs, in which four bytes of each follow one another, [N / PANEL, bytes / 4, PANEL, 4];
+                   also gated, on a CPU, of integers: panels of PANEL outputs, in which four bytes of each follow one another, [N / PANEL, bytes / 4, PANEL, 4];
                    scales and zero points of groups [N / PANEL, K / group, PANEL]; outputs that fill no panel lie behind, one after the other
+                   and quantized_product likewise, where a CPU multiplies bfloat16 in pairs
 quantized_embedding
                    likewise, so that a head that is the embedding as well is stored once
 """
@@ -36,6 +37,7 @@ from nnfront.ops.constants import constant
 from nnfront.passes.regions import OF_NORM
 from nnfront.quant_format import FORMATS, QuantFormat
 
+INTEGERS = ("int8", "int4", "uint4")
 INT4_GROUPS = (32, 64, 128)
 PANEL, WORD = 16, 4
 # Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
@@ -141,13 +143,14 @@ _IN_PANELS, _OUT_OF_PANELS = (
 )
 
 
-def _int8_panels(function: Function, *, halves: int = 1) -> Packing | None:
-    """The weight of a product of integers, of which each of two `halves` is whole panels; not in blocks, which are read where they lie."""
+def _integer_panels(function: Function, *, halves: int = 1) -> Packing | None:
+    """A weight in integers, of which each of two `halves` is whole panels; not in blocks, which are read where they lie."""
     types = {p.name: p.type for p in function.params}
     weight, scales = types["weight"], types.get("scales")
     assert isinstance(weight, TensorType)
     if (
         not isinstance(scales, TensorType)
+        or function.attrs.get("format") not in INTEGERS
         or weight.static_shape is None
         or weight.static_shape[0] < PANEL
         or weight.static_shape[1] % WORD
@@ -213,16 +216,15 @@ LAYOUTS = {
     layout.region: layout
     for layout in (
         WeightLayout("experts", "interleaved_experts", _gated_experts),
-        WeightLayout("int8_activations_product", "packed_int8_activations_product", _int8_panels),
-        WeightLayout(
-            "int8_activations_gated_product",
-            "packed_int8_activations_gated_product",
-            partial(_int8_panels, halves=2),
-        ),
-        WeightLayout("quantized_embedding", "packed_quantized_embedding", _int8_panels, follows=True),
+        WeightLayout("quantized_embedding", "packed_quantized_embedding", _integer_panels, follows=True),
         *_PRODUCTS,
         # The same with a norm of the rows before the product.
         *(WeightLayout(OF_NORM + each.of, OF_NORM + each.region, each.packing) for each in _PRODUCTS),
+        *(
+            WeightLayout(f"{of}_{product}", f"packed_{of}_{product}", partial(_integer_panels, halves=halves))
+            for of in ("int8_activations", "quantized")
+            for product, halves in (("product", 1), ("gated_product", 2))
+        ),
     )
 }
 """By the region whose kernels want them. A product of float8 weights wants them as they are, a gated one in turn."""

@@ -179,7 +179,7 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
     executable = nn.compile(
         nn.passes.lift_transform_params(nn.passes.quantize_weights(ir, quant), shared_transform=True)
     )
-    assert any(run.kernel.startswith(quant) for run in executable.program.methods[name].body.walk())
+    assert any(quant in run.kernel for run in executable.program.methods[name].body.walk())
     kind = getattr(torch, dtype)
     run = executable.load({"proj.weight": torch.randn(2048, 2048).to(kind)})[name]
     x = torch.randn(rows, 2048).to(kind)

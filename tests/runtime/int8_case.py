@@ -124,9 +124,10 @@ class Case:
         gate: int = NO_ACTIVATION,
         *,
         is_packed: bool = False,
+        is_rounded: bool = True,
         dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
-        """The product, of gates the gated one, its result between bytes that must stay as they are; in the packed order of weights that of the same numbers."""
+        """The product of x, rounded or as it is, of gates the gated one, its result between bytes that must stay as they are; in the packed order of weights that of the same numbers."""
         (rows, columns), outputs = x.shape, len(self.weight) // (1 + (gate != NO_ACTIVATION))
         beside = torch.full((rows * outputs + 2 * GUARD,), 7.0, dtype=dtype)
         sizes = {
@@ -138,14 +139,15 @@ class Case:
             "scale_kind": 0 if self.scales is None else SCALE_KINDS[self.scales.dtype],
             "gate": gate,
             "is_packed": is_packed,
+            "is_rounded": is_rounded,
             "is_wide": dtype == torch.float32,
             "threads": 2,
         }
-        work = torch.full((work_bytes("multiply_int8", sizes),), 0xFF, dtype=torch.uint8)
+        work = torch.full((work_bytes("multiply_integers", sizes),), 0xFF, dtype=torch.uint8)
         stored = self.weight, self.scales, self.zeros
         if is_packed:
             stored = in_panels(self.weight, 4), in_panels(self.scales, 1), in_panels(self.zeros, 1)
-        NATIVE.multiply_int8(*sizes.values(), *stored, x, bias, added, work, beside[GUARD:])
+        NATIVE.multiply_integers(*sizes.values(), *stored, x, bias, added, work, beside[GUARD:])
         assert (beside[:GUARD] == 7).all()
         assert (beside[-GUARD:] == 7).all()
         return beside[GUARD:-GUARD].view(rows, outputs)

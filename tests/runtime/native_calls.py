@@ -110,7 +110,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         # More columns, and outputs, than many rows are multiplied with at once.
         found["columns"] += pick.choice([0, 1 << 10])
         found["outputs"] += pick.choice([0, 1 << 6])
-    if kernel == "multiply_int8":
+    if kernel == "multiply_integers":
         found["stored"] = pick.choice([0, 1, 4, 5, 7, 8, 9])
         found["groups"] = pick.randint(1, 3) if found["stored"] else 1
         found["columns"] = (
@@ -118,6 +118,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         )
         found["scale_kind"] = pick.randint(0, 1)
         found["is_packed"] = pick.randint(0, 1)
+        found["is_rounded"] = pick.randint(0, 1) if found["is_packed"] and found["stored"] < 7 else 1
         if found["stored"] > 6:
             columns = 128 * pick.randint(1, 5)
             groups = columns // (16 if found["stored"] == 9 else 32)

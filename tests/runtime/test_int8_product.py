@@ -196,12 +196,19 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
     y = torch.full((512,), torch.nan)
 
     def call(
-        stored: int, columns: int, groups: int, kind: int = 0, gate: int = 4, *, packed: int = 0
+        stored: int,
+        columns: int,
+        groups: int,
+        kind: int = 0,
+        gate: int = 4,
+        *,
+        packed: int = 0,
+        rounded: bool = True,
     ) -> None:
         outputs = packed or 4
         operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
-        NATIVE.multiply_int8(
-            *(stored, 1, columns, outputs, groups, kind, gate, packed > 0, 0, 1),
+        NATIVE.multiply_integers(
+            *(stored, 1, columns, outputs, groups, kind, gate, packed > 0, rounded, 0, 1),
             *(*operands, None, None, torch.zeros(4096), y),
         )
 
@@ -225,6 +232,8 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
     ):
         with pytest.raises(ValueError, match=f"a multiple of 4 bytes, .* got {outputs} x {columns}"):
             call(stored, columns, groups, gate=gate, packed=outputs)
+    with pytest.raises(ValueError, match="a packed weight where rows are not rounded"):
+        call(0, 64, 1, rounded=False)
     assert y.isnan().all()
 
 

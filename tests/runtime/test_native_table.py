@@ -89,6 +89,7 @@ FREE = {
     "activation",
     "gate",
     "with_tiles",
+    "is_rounded",
     "is_wide_state",
     "has_gates_of_keys",
     "is_normed",

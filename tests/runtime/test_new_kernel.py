@@ -62,7 +62,7 @@ def built(tmp_path_factory) -> ModuleType:
         re.sub(r"#if HAS_TILES.*(?=\nstatic bool runs)", kernels, of_sets, flags=re.S)
     )
     with_base = (extension.TABLE.parent / "set_with_base.h").read_text()
-    own = r'#include "int8_product.c"|\.multiply_int8 = .*'
+    own = r'#include "int8_product.c"|\.multiply_integers = .*'
     (folder / "set_with_base.h").write_text(re.sub(own, "", with_base))
     text, table = extension.TABLE.read_text(), folder / "kernels.def"
     table.write_text(text[: text.index("KERNEL(")] + ENTRY + text[text.index("#undef KERNEL") :])

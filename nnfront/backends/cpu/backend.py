@@ -28,7 +28,14 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
-from nnfront.backends.cpu.extension import NATIVE, TILES, end_threads, instructions, say_what_is_missing
+from nnfront.backends.cpu.extension import (
+    NATIVE,
+    TILES,
+    end_threads,
+    instructions,
+    multiplies_pairs,
+    say_what_is_missing,
+)
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import MOST_ROWS, stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -44,6 +51,7 @@ KERNELS = (
     *qkv_attention.KERNELS,
     *linear.KERNELS,
     *quantized_linear.KERNELS,
+    *quantized_linear.PACKED,
     *int8_linear.KERNELS,
     *embedding.KERNELS,
     *low_rank.KERNELS,
@@ -88,7 +96,16 @@ class CpuBackend(Backend):
         end_threads()
 
     def passes(self, target: str) -> Sequence[Any]:
-        return with_layouts(PIPELINES["cpu"], (k.layout for k in self.kernels), partial(takes, target))
+        return self._passes(target, in_panels=multiplies_pairs())
+
+    def other_passes(self, target: str) -> Sequence[Sequence[Any]]:
+        return (self._passes(target, in_panels=not multiplies_pairs()),)
+
+    def _passes(self, target: str, *, in_panels: bool) -> Sequence[Any]:
+        """Where bfloat16 is not multiplied in pairs, or is by tiles, weights whose products are not rounded stay in rows: other kernels are faster there."""
+        unused = () if in_panels else quantized_linear.PACKED
+        layouts = (kernel.layout for kernel in self.kernels if kernel not in unused)
+        return with_layouts(PIPELINES["cpu"], layouts, partial(takes, target))
 
     def reads(self, format: QuantFormat) -> bool:
         return any(not decoding.refusal(format) for decoding in DECODINGS)

@@ -128,6 +128,11 @@ _WORK = {
 }
 
 
+def multiplies_pairs() -> bool:
+    """Return whether products of bfloat16 are made of vectors of pairs, by an instruction, and not of tiles."""
+    return NATIVE is not None and NATIVE.used_set() == "avx512_bf16" and not TILES
+
+
 def work_bytes(kernel: str, sizes: Mapping[str, Any]) -> int:
     """Return how many bytes a kernel works in, besides its operands, by the table."""
     count: float = eval(_WORK[kernel], {"LEAST": min}, dict(sizes))

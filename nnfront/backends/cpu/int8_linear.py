@@ -73,15 +73,32 @@ def _write(
     run: Run,
     x: Value,
     weight: Value,
+    *others: Value | None,
+    is_gated: bool = False,
+    is_packed: bool = False,
+) -> Sequence[Operand]:
+    format = _format(run)
+    return write_product(
+        builder, run, format, x, weight, *others, is_gated=is_gated, is_packed=is_packed, is_rounded=True
+    )
+
+
+def write_product(
+    builder: TapeBuilder,
+    run: Run,
+    format: QuantFormat,
+    x: Value,
+    weight: Value,
     scales: Value | None,
     zeros: Value | None,
     bias: Value | None,
     residual: Value | None = None,
     *,
-    is_gated: bool = False,
-    is_packed: bool = False,
+    is_gated: bool,
+    is_packed: bool,
+    is_rounded: bool,
 ) -> Sequence[Operand]:
-    format = _format(run)
+    """A product with integers, of rows that are rounded to 8 bits or, if the weight is packed, as they are; a gated one, or what is added to it or cast, in the same call."""
     stored, group = stored_as(format), format.group_size
     if stored is None:
         raise Refused(f"there is no kernel for {format}")
@@ -99,9 +116,9 @@ def _write(
     dtype = run.attrs.get("dtype", "bfloat16")
     demand(dtype in _RESULTS, f"the result is {dtype}")
     y = builder.make(run.outputs[0], shape, getattr(torch, dtype))
-    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scale_dtype], gate, is_packed
+    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scale_dtype], gate, is_packed, is_rounded
     builder.call(
-        "multiply_int8",
+        "multiply_integers",
         *sizes,
         dtype == "float32",
         builder.threads,
@@ -125,7 +142,7 @@ def _unpacked(weight: torch.Tensor, word: int) -> torch.Tensor:
     return apart if whole == rows else torch.cat([apart, weight[whole:]])
 
 
-def _of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
+def of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
     """What multiplies with a packed weight when its order is undone."""
     bound = multiply(run)
 
@@ -137,7 +154,7 @@ def _of_packed(multiply: Bind, run: Run) -> Callable[..., Any]:
     return product
 
 
-def _of_packed_bytes(
+def of_packed_bytes(
     held: Callable[..., int], run: Run, x: Layout, weight: Layout, *others: Layout | None
 ) -> int:
     return held(run, x, weight, *others) + sum(x.size_bytes for x in (weight, *others[:2]) if x is not None)
@@ -187,10 +204,10 @@ KERNELS = (
                 f"packed_{region}",
                 f"packed_{region}",
                 partial(write, is_packed=True),
-                partial(_of_packed, otherwise),
+                partial(of_packed, otherwise),
                 f"{_WHY}; weights lie in panels of {PANEL} outputs",
                 partial(_accepts, _unlike),
-                held=partial(_of_packed_bytes, held),
+                held=partial(of_packed_bytes, held),
             ),
             layout=LAYOUTS[f"packed_{region}"],
         )

@@ -71,7 +71,7 @@ typedef struct {
 } MadePanel;
 
 typedef struct {
-    const struct multiply_int8 *n;
+    const struct multiply_integers *n;
     float *scales;             // [rows]
     float *sums;               // [rows, parts], or for tiles, which need them for zero points alone, [rows / 16, parts, 16], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
@@ -120,11 +120,11 @@ INLINE void store_sum_of_group(const Stored how, int32_t sum, Rounded *behind, P
 }
 
 // What integers of a weight are more than the weight's, where that is the same for all outputs.
-INLINE int one_offset(const struct multiply_int8 *n) { return n->stored == INT4_GROUPS ? 8 : BYTES_MORE; }
+INLINE int one_offset(const struct multiply_integers *n) { return n->stored == INT4_GROUPS ? 8 : BYTES_MORE; }
 
 INLINE Py_ssize_t bytes_of_rounded(const Int8 *p) { return 1 + p->in_words; }
 
-INLINE bool is_gated(const struct multiply_int8 *n) { return n->gate != NOTHING; }
+INLINE bool is_gated(const struct multiply_integers *n) { return n->gate != NOTHING; }
 
 // Whether sums of products begin in 16 bits: half of what is taken from a part of 32 columns in each of two, in which these sums stay below 2^15.
 INLINE bool begins_in_words(const Int8 *p) { return BYTES_BY_PAIRS && p->n->stored == INT4_GROUPS && p->length == IN_WORDS; }
@@ -304,7 +304,7 @@ FAST INLINE PackedPanel panel_of(const Int8 *p, Py_ssize_t at, Py_ssize_t first)
 
 // The same of the last outputs, which fill no panel, for the columns `first` to `end`.
 FAST static PackedPanel made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, MadePanel *to) {
-    const struct multiply_int8 *n = p->n;
+    const struct multiply_integers *n = p->n;
     const Py_ssize_t from = bytes_of((Stored)n->stored, first), behind = bytes_of((Stored)n->stored, end), scale = bytes_of_scale(p), part = part_of(p, first), parts = part_of(p, end - 1) + 1 - part;
     for (int lane = 0; lane < OF_PANEL; lane++) {
         const Py_ssize_t output = output_of(p, at, lane), group = output * n->groups + part;
@@ -330,7 +330,7 @@ FAST INLINE Floats panel_zeros(const PackedPanel *panel, Py_ssize_t part, int v)
 
 // For each part of the columns `first` to `end` the scales of FLOATS outputs, and their zero points where there are any; of a weight that is not packed up to a multiple of FLOATS parts.
 FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *zeros) {
-    const struct multiply_int8 *n = p->n;
+    const struct multiply_integers *n = p->n;
     const Py_ssize_t part = part_of(p, first), parts = part_of(p, end - 1) + 1 - part;
     const bool has_zeros = !has_one_offset(p);
     if (lies_in_panel(p, at)) {
@@ -474,14 +474,14 @@ FAST INLINE void multiply_block(const Int8 *p, const PackedPanel *panels, Py_ssi
 
 // Write a vector of outputs of some rows from their sums, `next` apart, and if they are gates those of what these are multiplied with.
 FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums, const float *others, const int next) {
-    const struct multiply_int8 *n = p->n;
+    const struct multiply_integers *n = p->n;
     const Lanes there = first_lanes(n->outputs - at);
     const uint16_t *biases = n->bias;
     const Floats bias = biases ? widened_vector(biases + at, there) : all(0.0f);
     const Floats other_bias = biases && is_gated(n) ? widened_vector(biases + n->outputs + at, there) : all(0.0f);
     for (Py_ssize_t row = first; row < end; row++, sums += next, others += next) {
         const Py_ssize_t to = row * n->outputs + at;
-        const Floats scale = all(p->scales[row]);
+        const Floats scale = all(n->is_rounded ? p->scales[row] : 1.0f);
         Floats y = activated(fused(floats(sums), scale, bias), (Activation)n->gate);
         if (is_gated(n)) y *= fused(floats(others), scale, other_bias);
         if (n->added) y += widened_vector((const uint16_t *)n->added + to, there);
@@ -489,19 +489,18 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
     }
 }
 
-// Makes the sums of the rows that there are and of the outputs that begin at `at`, STREAMS / rows panels or vectors of them: [panel or vector, row, output].
+// Makes the sums of the rows that there are and of the outputs that begin at `at`, some panels or vectors of them: [panel or vector, row, output].
 typedef void StreamSums(const Int8 *p, const Py_ssize_t *at, float *sums);
 
-// Write the outputs of `rows` rows, a constant, if there are so many, by numbers of panels or vectors of `each` of them, of which STREAMS / rows are read at once; gates with what they are multiplied with.
+// Write the outputs of `rows` rows, a constant, if there are so many, by numbers of panels or vectors of `each` of them, of which `streams` are read at once; gates with what they are multiplied with.
 // Returns the number of the first that is left. Not where there are tiles: four places were not measured on a processor that has them.
-FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
-    const int streams = STREAMS / rows;
+FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, const int streams, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
     if (streams < 2 || p->n->rows != rows || has_tiles()) return first;
     const int halves = 1 + is_gated(p->n), together = streams / halves, of_stream = rows * each;
     const Py_ssize_t apart = (last - first) / together;
     for (const Py_ssize_t behind = first + apart; first < behind; first++) {
         Py_ssize_t at[STREAMS];
-        float sums[STREAMS * OF_PANEL];
+        float sums[2 * STREAMS * OF_PANEL];
         for (int stream = 0; stream < streams; stream++) at[stream] = (first + stream / halves * apart) * each + stream % halves * p->n->outputs;
         sums_of(p, at, sums);
         for (int stream = 0; stream < streams; stream += halves)
@@ -512,6 +511,8 @@ FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, Py_ssize_t firs
 }
 
 #include "int8_blocks.h"
+
+#include "packed_product.h"
 
 #if HAS_TILES
 #include "int8_tiles.h"
@@ -582,7 +583,7 @@ FAST static void two_rows_of_panels(const Int8 *p, const Py_ssize_t *at, float *
 FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t last) {
     const Int8 *p = given;
     float sums[2][NEAR_ROWS * OF_PANEL];
-    if (p->n->is_packed) panel = in_streams(p, 1, panel, last, OF_PANEL, one_row_of_panels), panel = in_streams(p, 2, panel, last, OF_PANEL, two_rows_of_panels);
+    if (p->n->is_packed) panel = in_streams(p, 1, STREAMS, panel, last, OF_PANEL, one_row_of_panels), panel = in_streams(p, 2, STREAMS / 2, panel, last, OF_PANEL, two_rows_of_panels);
     for (; panel < last; panel++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
             const Py_ssize_t at[2] = {panel * OF_PANEL, p->n->outputs + panel * OF_PANEL}, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
@@ -591,23 +592,24 @@ FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t la
         }
 }
 
-static const char *multiply_int8(const struct multiply_int8 *n) {
+static const char *multiply_integers(const struct multiply_integers *n) {
     const Stored how = (Stored)n->stored;
     const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
     if (why) return why;
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS && !in_blocks(how)) return refused("integers of a weight, got %zd", n->stored);
     if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
+    if (!n->is_rounded && !n->is_packed) return refused("a packed weight where rows are not rounded");
     if (n->is_packed && (in_blocks(how) || bytes_of(how, n->columns) % FOUR || (is_gated(n) && n->outputs % OF_PANEL)))
         return refused("a packed weight has outputs of a multiple of %d bytes, and where there are gates a multiple of %d, got %zd x %zd", FOUR, OF_PANEL, n->outputs, n->columns);
-    const Py_ssize_t length = how == INT8 ? (Py_ssize_t)CHUNK : in_blocks(how) ? BLOCK / (has_minima(how) ? FACTORS / 2 : FACTORS) : n->columns / n->groups;
+    const Py_ssize_t length = how == INT8 ? n->is_rounded ? (Py_ssize_t)CHUNK : n->columns : in_blocks(how) ? BLOCK / (has_minima(how) ? FACTORS / 2 : FACTORS) : n->columns / n->groups;
     if (in_blocks(how) && n->groups != n->columns / length) return refused("groups of %zd columns, got %zd of %zd columns", length, n->groups, n->columns);
     Int8 p = {.n = n, .length = length, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
-    Share outputs = int8_outputs;
+    Share outputs = n->is_rounded ? int8_outputs : packed_outputs_of(how);
     Py_ssize_t whole = STEP, each = OF_PANEL;  // columns that are multiplied at once, outputs
     if (in_blocks(how)) outputs = outputs_of(how), each = FLOATS, whole = BLOCK;
 #if HAS_TILES
-    else if (n->rows > IN_BLOCK && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
+    else if (n->is_rounded && n->rows > IN_BLOCK && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
 #if !BYTES_BY_FOURS
     p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !lies_packed(&p, n->rows)));
@@ -617,7 +619,9 @@ static const char *multiply_int8(const struct multiply_int8 *n) {
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
     p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;
-    in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);
+    const unsigned threads = elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
+    if (n->is_rounded) in_shares(round_rows, &p, n->rows, IN_BLOCK, threads);
+    else in_shares(place_blocks, &p, packed_blocks(n->rows), 1, threads);
     // A thread takes a multiple of the panels, or vectors, that it reads in turn, so that none is left to be read alone.
     const Py_ssize_t halves = 1 + is_gated(n), together = (STREAMS + halves - 1) / halves, least = QUANTIZED_SHARE / (p.bytes * each * halves + 1) / together * together;
     in_shares(outputs, &p, shares, least ? least : together, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);

@@ -15,5 +15,5 @@ const Kernels KERNELS_OF(SET) = {
     .set = TEXT(SET),
     .base = &KERNELS_OF(BASE),
     .runs = runs,
-    .multiply_int8 = multiply_int8,
+    .multiply_integers = multiply_integers,
 };

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of x in bfloat16, as they are, times a packed weight (part of `int8_product.c`).
+//
+// Words of four bytes of each output of a panel become numbers in registers that bfloat16 or, where it is not multiplied in pairs, float holds exactly, and meet elements of x that are the same in
+// all lanes: so what a word becomes costs as much as it is, whatever groups there are, and a part is scaled once for all outputs of a vector. Rows of x are brought into the order of numbers before,
+// those that are multiplied at a time beside one another. Sums of a row have one order, whatever rows are beside it.
+
+enum {
+#if AVX512_BF16
+    NEIGHBOURS = 2,         // columns whose numbers are in one lane
+    MOST_IN_BLOCK = 12,     // rows that are multiplied at a time: their sums, and those of a part, are in registers
+#else
+    NEIGHBOURS = 1,
+    MOST_IN_BLOCK = 4,
+#endif
+    MOST_IN_STREAMS = 4,    // rows that meet several panels in turn
+    NEAR_PLACED = 1 << 19,  // bytes of x that the next cache holds beside what passes through it
+    MOST_FOUND = 16,        // zero points that are taken from a number before it is looked up
+};
+
+#if AVX512_BF16
+typedef Words Numbers;
+#else
+typedef Floats Numbers;
+#endif
+
+INLINE int columns_in_word(const Stored how) { return how >= INT4_GROUPS ? 8 : FOUR; }
+
+// Vectors that a word becomes; number `k` of a lane is that of column k, and behind it of that as many columns further.
+INLINE int numbers_of_word(const Stored how) { return columns_in_word(how) / NEIGHBOURS; }
+
+// How many panels so many rows meet in turn: products of one panel would wait for each other.
+INLINE int streams_for(const int rows) { return STREAMS == 1 ? 1 : rows <= MOST_IN_STREAMS / 2 ? STREAMS : STREAMS / 2; }
+
+// How many blocks so many rows are multiplied in, and the first row of one.
+INLINE Py_ssize_t packed_blocks(Py_ssize_t rows) { return (rows + MOST_IN_BLOCK - 1) / MOST_IN_BLOCK; }
+
+INLINE Py_ssize_t first_of_block(Py_ssize_t rows, Py_ssize_t block) { return rows * block / packed_blocks(rows); }
+
+// Bring blocks of rows into the order [word, number, row, neighbour].
+FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t end) {
+    const Int8 *p = given;
+    const Stored how = (Stored)p->n->stored;
+    const Py_ssize_t columns = p->n->columns;
+    const int numbers = numbers_of_word(how);
+    for (; block < end; block++) {
+        const Py_ssize_t first = first_of_block(p->n->rows, block), rows = first_of_block(p->n->rows, block + 1) - first;
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            const uint16_t *x = (const uint16_t *)p->n->x + (first + row) * columns;
+            Element *to = (Element *)p->quantized + first * columns + row * NEIGHBOURS;
+            for (Py_ssize_t column = 0; column < columns; column += columns_in_word(how))
+                for (int k = 0; k < numbers; k++, to += rows * NEIGHBOURS)
+                    for (int i = 0; i < NEIGHBOURS; i++) {
+#if AVX512_BF16
+                        to[i] = x[column + k + i * numbers];
+#else
+                        to[i] = widened(x[column + k + i * numbers]);
+#endif
+                    }
+        }
+    }
+}
+
+#if AVX512_BF16
+// Numbers of five bits with a sign.
+static const uint16_t differences[LANES] = {
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+};
+#endif
+
+// What four bits stand for, or those less a zero point.
+FAST INLINE Words table_of(const Stored how) {
+#if AVX512_BF16
+    return (Words)_mm512_loadu_si512(how == UINT4_GROUPS ? differences : integers);
+#else
+    return (Words){0};
+#endif
+}
+
+// Vector `k` of what a word becomes; `zeros` is what is taken from numbers with zero points, in each half of a lane where two are in one.
+FAST INLINE Numbers numbers_of(const Stored how, Words table, Bits word, Bits zeros, const int k) {
+#if AVX512_BF16
+    if (how >= INT4_GROUPS) {
+        Words places = (Words)word >> 4 * k;
+        if (how == UINT4_GROUPS) places = (places & 15) - (Words)zeros;
+        return (Words)_mm512_permutexvar_epi16((__m512i)places, (__m512i)table);
+    }
+    const Floats low = __builtin_convertvector((Ints)(word << (24 - 8 * k)) >> 24, Floats), high = __builtin_convertvector((Ints)(word << (8 - 8 * k)) >> 24, Floats);
+    return (Words)_mm512_ternarylogic_epi32((__m512i)((Bits)low >> 16), (__m512i)high, _mm512_set1_epi32((int)0xFFFF0000), 0xF8);  // the upper halves of both
+#else
+    if (how < INT4_GROUPS) return __builtin_convertvector((Ints)(word << (24 - 8 * k)) >> 24, Floats);
+    if (how == INT4_GROUPS) return __builtin_convertvector((Ints)(word << (28 - 4 * k)) >> 28, Floats);
+    return __builtin_convertvector((Ints)(word >> 4 * k & 15) - (Ints)zeros, Floats);
+#endif
+}
+
+// What numbers times the elements of a row add to each sum.
+FAST INLINE Floats plus_numbers(Floats sum, Numbers numbers, const Element *x) {
+#if AVX512_BF16
+    int32_t both;
+    memcpy(&both, x, sizeof both);
+    return _mm512_dpbf16_ps(sum, (__m512bh)numbers, (__m512bh)_mm512_set1_epi32(both));
+#else
+    return fused(numbers, all(*x), sum);
+#endif
+}
+
+// The sum of `count` pairs of a row, [pair, rows].
+FAST INLINE float sum_of_pairs(const Element *x, Py_ssize_t count, const int rows) {
+    float sum = 0.0f;
+    for (Py_ssize_t i = 0; i < count; i++) sum += widened(((const uint16_t *)x)[2 * i * rows]) + widened(((const uint16_t *)x)[2 * i * rows + 1]);
+    return sum;
+}
+
+// Make the sums of a block of `rows`, of which `x` is the first element from column `first` on, and of `vectors` vectors of outputs of some panels, the first of which is number `v` of its panel, [panel, row, output]: what the columns
+// `first` to `end` give is added to them, or with the first columns they begin. The constants are so wherever this is inlined.
+FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const PackedPanel *panels, int v, Py_ssize_t first, Py_ssize_t end, const Element *x, float *to, const int rows, const int vectors) {
+    enum { MOST = MOST_IN_BLOCK * IN_PANEL > 2 * STREAMS * IN_PANEL ? MOST_IN_BLOCK * IN_PANEL : 2 * STREAMS * IN_PANEL };
+    const int all_of = rows * vectors, numbers = numbers_of_word(how);
+    Floats sums[MOST];
+#pragma GCC unroll 16
+    for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + v * FLOATS + place_of_vector(i, rows)) : all(0.0f);
+    Py_ssize_t at = v * VECTOR;
+    for (Py_ssize_t begin = first, part = 0; begin < end; begin += p->length, part++) {
+        const Py_ssize_t words = (end - begin < p->length ? end - begin : p->length) / columns_in_word(how);
+        Floats parts[MOST];
+        Bits zeros[STREAMS * IN_PANEL];
+#pragma GCC unroll 16
+        for (int i = 0; i < all_of; i++) parts[i] = all(0.0f);
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors && how == UINT4_GROUPS; j++) {
+            zeros[j] = bytes_there(panels[j / IN_PANEL].zeros + part * OF_PANEL + (v + j % IN_PANEL) * FLOATS, first_lanes(FLOATS));
+#if AVX512_BF16
+            const Bits more = (Bits)_mm512_subs_epu16((__m512i)zeros[j], _mm512_set1_epi32(MOST_FOUND));
+            zeros[j] = (zeros[j] - more) * 0x10001;
+            const Lanes have_more = _mm512_test_epi32_mask((__m512i)more, (__m512i)more);
+            for (int row = 0; row < rows && have_more; row++)
+                parts[j * rows + row] = only(have_more, __builtin_convertvector((Ints)more, Floats) * -sum_of_pairs(x + row * NEIGHBOURS, words * numbers, rows));
+#endif
+        }
+#pragma GCC unroll 1
+        for (const Py_ssize_t behind = at + words * OF_PANEL * FOUR; at < behind; at += OF_PANEL * FOUR) {
+            Bits found[STREAMS * IN_PANEL];
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) {
+                const uint8_t *from = panels[j / IN_PANEL].words + at + j % IN_PANEL * VECTOR;
+                found[j] = (Bits)loaded((const float *)from);
+                if (j % IN_PANEL == 0) __builtin_prefetch(from + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED), 0, 2);
+            }
+#pragma GCC unroll 8
+            for (int k = 0; k < numbers; k++, x += rows * NEIGHBOURS)
+#pragma GCC unroll 4
+                for (int j = 0; j < vectors; j++) {
+                    const Numbers some = numbers_of(how, table, found[j], zeros[j], k);
+#pragma GCC unroll 12
+                    for (int row = 0; row < rows; row++) parts[j * rows + row] = plus_numbers(parts[j * rows + row], some, x + row * NEIGHBOURS);
+                }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < all_of; i++) {
+            const int j = i / rows;
+            sums[i] = fused(parts[i], panel_scales(p, panels + j / IN_PANEL, part, v + j % IN_PANEL), sums[i]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < all_of; i++) store(to + v * FLOATS + place_of_vector(i, rows), sums[i]);
+}
+
+// Make the sums of a block and of panels of outputs, which begin at `at`: [panel, row, output]; of several panels for `of_streams` rows alone.
+FAST INLINE void sum_block(const Int8 *p, const Stored how, const Py_ssize_t *at, Py_ssize_t block, float *sums, const int streams, const int of_streams) {
+    MadePanel made;
+    const Py_ssize_t columns = p->n->columns, row = first_of_block(p->n->rows, block), rows = first_of_block(p->n->rows, block + 1) - row;
+    const Words table = table_of(how);
+    const bool is_whole = streams > 1 || lies_in_panel(p, *at);
+    for (Py_ssize_t first = 0, end; first < columns; first = end) {
+        end = is_whole || columns - first < CHUNK ? columns : first + CHUNK;
+        PackedPanel panels[STREAMS];
+        for (int i = 0; i < streams; i++) panels[i] = is_whole ? panel_of(p, at[i], first) : made_panel(p, *at, first, end, &made);
+        const Element *x = (const Element *)p->quantized + row * columns + first * rows;
+#define ROWS(count) \
+    case count: \
+        for (int v = 0; v < IN_PANEL * streams; v += together) sum_numbers(p, how, table, panels, v, first, end, x, sums, count, together); \
+        break;
+        const int together = streams > 1 || rows == 1 ? IN_PANEL * streams : 1;
+        switch (streams > 1 ? of_streams : rows) {
+            ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if AVX512_BF16
+            ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+        }
+#undef ROWS
+    }
+}
+
+// Panels of outputs, by number.
+FAST INLINE void packed_outputs(const Int8 *p, const Stored how, Py_ssize_t panel, Py_ssize_t last, StreamSums *const *sums_of) {
+    float sums[2][MOST_IN_BLOCK * OF_PANEL];
+    const Py_ssize_t whole = least(last, p->n->outputs / OF_PANEL);
+    for (int few = 1; few <= MOST_IN_STREAMS; few++) panel = in_streams(p, few, streams_for(few), panel, whole, OF_PANEL, sums_of[few - 1]);
+    const Py_ssize_t rows = p->n->rows, blocks = packed_blocks(rows), near = NEAR_PLACED / (MOST_IN_BLOCK * p->n->columns * (Py_ssize_t)sizeof(Element)) + 1;
+    for (Py_ssize_t from = 0; from < blocks; from += near)
+        for (Py_ssize_t i = panel; i < last; i++)
+            for (Py_ssize_t block = from; block < least(from + near, blocks); block++) {
+                const Py_ssize_t at[2] = {i * OF_PANEL, p->n->outputs + i * OF_PANEL};
+                for (int half = 0; half <= is_gated(p->n); half++) sum_block(p, how, at + half, block, sums[half], 1, 0);
+                for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS)
+                    finish_rows(p, *at + lane, first_of_block(rows, block), first_of_block(rows, block + 1), sums[0] + lane, sums[1] + lane, OF_PANEL);
+            }
+}
+
+#define STREAMS_OF(how, rows) \
+    FAST static void streams_of_##rows##_##how(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_block(p, how, at, 0, sums, streams_for(rows), rows); }
+#define OUTPUTS(how) \
+    STREAMS_OF(how, 1) STREAMS_OF(how, 2) STREAMS_OF(how, 3) STREAMS_OF(how, 4) \
+    FAST static void packed_outputs_of_##how(const void *given, Py_ssize_t panel, Py_ssize_t last) { \
+        StreamSums *const of_few[MOST_IN_STREAMS] = {streams_of_1_##how, streams_of_2_##how, streams_of_3_##how, streams_of_4_##how}; \
+        packed_outputs(given, how, panel, last, of_few); \
+    }
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS)
+#undef OUTPUTS
+#undef STREAMS_OF
+
+static Share packed_outputs_of(const Stored how) {
+    return how == INT8 ? packed_outputs_of_INT8 : how == INT8_GROUPS ? packed_outputs_of_INT8_GROUPS : how == INT4_GROUPS ? packed_outputs_of_INT4_GROUPS : packed_outputs_of_UINT4_GROUPS;
+}
