@@ -69,22 +69,31 @@ static const uint16_t differences[LANES] = {
 };
 #endif
 
-// What four bits stand for, or those less a zero point.
+// What four bits stand for, or those less a zero point; of bytes where the upper halves of two vectors of floats lie, in turn.
 FAST INLINE Words table_of(const Stored how) {
 #if AVX512_BF16
-    return (Words)_mm512_loadu_si512(how == UINT4_GROUPS ? differences : integers);
+    if (how >= INT4_GROUPS) return (Words)_mm512_loadu_si512(how == UINT4_GROUPS ? differences : integers);
+    Words upper;
+    for (int i = 0; i < LANES; i++) upper[i] = (uint16_t)(i / 2 * 2 + 1 + i % 2 * LANES);
+    return upper;
 #else
     return (Words){0};
 #endif
 }
 
 // Vector `k` of what a word becomes; `zeros` is what is taken from numbers with zero points, in each half of a lane where two are in one.
-FAST INLINE Numbers numbers_of(const Stored how, Words table, Bits word, Bits zeros, const int k) {
+FAST INLINE Numbers numbers_of(const Stored how, Words table, Bits word, Bits zeros, const int k, const bool are_few) {
 #if AVX512_BF16
     if (how >= INT4_GROUPS) {
         Words places = (Words)word >> 4 * k;
         if (how == UINT4_GROUPS) places = (places & 15) - (Words)zeros;
         return (Words)_mm512_permutexvar_epi16((__m512i)places, (__m512i)table);
+    }
+    if (are_few) {
+        const __m512i first = _mm512_set1_epi32(1 << 8 * k), none = _mm512_setzero_si512();
+        const __m512 low = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, first, (__m512i)word));
+        const __m512 high = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(none, _mm512_slli_epi32(first, 16), (__m512i)word));
+        return (Words)_mm512_permutex2var_epi16((__m512i)low, (__m512i)table, (__m512i)high);
     }
     const Floats low = __builtin_convertvector((Ints)(word << (24 - 8 * k)) >> 24, Floats), high = __builtin_convertvector((Ints)(word << (8 - 8 * k)) >> 24, Floats);
     return (Words)_mm512_ternarylogic_epi32((__m512i)((Bits)low >> 16), (__m512i)high, _mm512_set1_epi32((int)0xFFFF0000), 0xF8);  // the upper halves of both
@@ -146,13 +155,13 @@ FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const
             for (int j = 0; j < vectors; j++) {
                 const uint8_t *from = panels[j / IN_PANEL].words + at + j % IN_PANEL * VECTOR;
                 found[j] = (Bits)loaded((const float *)from);
-                if (j % IN_PANEL == 0) __builtin_prefetch(from + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED), 0, 2);
+                if (j % IN_PANEL == 0) fetch(from + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
             }
 #pragma GCC unroll 8
             for (int k = 0; k < numbers; k++, x += rows * NEIGHBOURS)
 #pragma GCC unroll 4
                 for (int j = 0; j < vectors; j++) {
-                    const Numbers some = numbers_of(how, table, found[j], zeros[j], k);
+                    const Numbers some = numbers_of(how, table, found[j], zeros[j], k, rows <= MOST_IN_STREAMS);
 #pragma GCC unroll 12
                     for (int row = 0; row < rows; row++) parts[j * rows + row] = plus_numbers(parts[j * rows + row], some, x + row * NEIGHBOURS);
                 }
