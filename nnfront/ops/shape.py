@@ -31,8 +31,25 @@ from nnfront.ops.rules import (
     sizes_of_shape,
 )
 
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-@moving(view="by strides", in_order=True, reference=torch.reshape)
+
+def _reshape(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """torch.reshape; bytes that stay beside one another, which it would copy one by one, are copied as words."""
+    size = x.shape[-1] if x.dim() and x.element_size() == 1 and not x.is_contiguous() else 0
+    if (
+        size not in _WORDS
+        or x.stride(-1) != 1
+        or any(s % size for s in (x.storage_offset(), *x.stride()[:-1]))
+    ):
+        return x.reshape(shape)
+    try:
+        return x.view(shape)  # what is a view stays one
+    except RuntimeError:
+        return x.view(_WORDS[size]).contiguous().view(x.dtype).view(shape)
+
+
+@moving(view="by strides", in_order=True, reference=_reshape)
 def reshape(x: TensorType, shape: Sizes) -> TensorType:
     """The same elements, in row-major order, under another shape.
 

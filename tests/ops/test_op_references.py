@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise ops, products, reductions, shapes and positions against numpy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from call import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -269,3 +273,21 @@ def test_bitcast_reads_bytes_little_endian() -> None:
 
 def test_astype_drops_the_fraction() -> None:
     assert run(ops.astype, torch.tensor([1.9, -1.9]), dtype="int8").tolist() == [1, -1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_bytes_in_any_order_are_reshaped_as_torch_does_and_stay_views_where_they_can(
+    data: st.DataObject,
+) -> None:
+    sizes = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=4))
+    axes = data.draw(st.permutations(range(len(sizes))))
+    step, first = data.draw(st.sampled_from([1, 2])), data.draw(st.integers(0, 3))
+    count = math.prod(sizes)
+    data_type = data.draw(st.sampled_from([torch.uint8, torch.int8, torch.bool, torch.int16]))
+    stored = torch.arange(first + step * count).to(data_type)[first::step]
+    x = stored[:count].unflatten(0, sizes).permute(axes)
+    shape = data.draw(st.sampled_from([(count,), (1, count), tuple(x.shape), (-1, x.shape[-1])]))
+    y, expected = ops.reshape.run((x,), {"shape": shape}), x.reshape(shape)
+    assert torch.equal(y, expected)
+    assert (y.data_ptr() == x.data_ptr()) == (expected.data_ptr() == x.data_ptr())
