@@ -621,7 +621,7 @@ static const char *multiply_integers(const struct multiply_integers *n) {
     const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;
     const unsigned threads = elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
     if (n->is_rounded) in_shares(round_rows, &p, n->rows, IN_BLOCK, threads);
-    else in_shares(place_blocks, &p, packed_blocks(n->rows), 1, threads);
+    else in_shares(place_blocks, &p, packed_blocks(&p), 1, threads);
     // A thread takes a multiple of the panels, or vectors, that it reads in turn, so that none is left to be read alone.
     const Py_ssize_t halves = 1 + is_gated(n), together = (STREAMS + halves - 1) / halves, least = QUANTIZED_SHARE / (p.bytes * each * halves + 1) / together * together;
     in_shares(outputs, &p, shares, least ? least : together, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);

@@ -9,9 +9,11 @@ enum {
 #if AVX512_BF16
     NEIGHBOURS = 2,         // columns whose numbers are in one lane
     MOST_IN_BLOCK = 12,     // rows that are multiplied at a time: their sums, and those of a part, are in registers
+    MOST_ALONE = 16,        // rows without parts that are multiplied at a time where there are no more
 #else
     NEIGHBOURS = 1,
     MOST_IN_BLOCK = 4,
+    MOST_ALONE = 4,
 #endif
     MOST_IN_STREAMS = 4,    // rows that meet several panels in turn
     NEAR_PLACED = 1 << 19,  // bytes of x that the next cache holds beside what passes through it
@@ -32,10 +34,12 @@ INLINE int numbers_of_word(const Stored how) { return columns_in_word(how) / NEI
 // How many panels so many rows meet in turn: products of one panel would wait for each other.
 INLINE int streams_for(const int rows) { return STREAMS == 1 ? 1 : rows <= MOST_IN_STREAMS / 2 ? STREAMS : STREAMS / 2; }
 
-// How many blocks so many rows are multiplied in, and the first row of one.
-INLINE Py_ssize_t packed_blocks(Py_ssize_t rows) { return (rows + MOST_IN_BLOCK - 1) / MOST_IN_BLOCK; }
+// How many blocks rows are multiplied in, and the first row of one.
+INLINE Py_ssize_t packed_blocks(const Int8 *p) {
+    return p->n->stored == INT8 && p->n->rows <= MOST_ALONE ? 1 : (p->n->rows + MOST_IN_BLOCK - 1) / MOST_IN_BLOCK;
+}
 
-INLINE Py_ssize_t first_of_block(Py_ssize_t rows, Py_ssize_t block) { return rows * block / packed_blocks(rows); }
+INLINE Py_ssize_t first_of_block(const Int8 *p, Py_ssize_t block) { return p->n->rows * block / packed_blocks(p); }
 
 // Bring blocks of rows into the order [word, number, row, neighbour].
 FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t end) {
@@ -44,7 +48,7 @@ FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t en
     const Py_ssize_t columns = p->n->columns;
     const int numbers = numbers_of_word(how);
     for (; block < end; block++) {
-        const Py_ssize_t first = first_of_block(p->n->rows, block), rows = first_of_block(p->n->rows, block + 1) - first;
+        const Py_ssize_t first = first_of_block(p, block), rows = first_of_block(p, block + 1) - first;
         for (Py_ssize_t row = 0; row < rows; row++) {
             const uint16_t *x = (const uint16_t *)p->n->x + (first + row) * columns;
             Element *to = (Element *)p->quantized + first * columns + row * NEIGHBOURS;
@@ -125,7 +129,7 @@ FAST INLINE float sum_of_pairs(const Element *x, Py_ssize_t count, const int row
 // Make the sums of a block of `rows`, of which `x` is the first element from column `first` on, and of `vectors` vectors of outputs of some panels, the first of which is number `v` of its panel, [panel, row, output]: what the columns
 // `first` to `end` give is added to them, or with the first columns they begin. The constants are so wherever this is inlined.
 FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const PackedPanel *panels, int v, Py_ssize_t first, Py_ssize_t end, const Element *x, float *to, const int rows, const int vectors) {
-    enum { MOST = MOST_IN_BLOCK * IN_PANEL > 2 * STREAMS * IN_PANEL ? MOST_IN_BLOCK * IN_PANEL : 2 * STREAMS * IN_PANEL };
+    enum { MOST = ((int)MOST_ALONE > 2 * STREAMS ? (int)MOST_ALONE : 2 * STREAMS) * IN_PANEL };
     const int all_of = rows * vectors, numbers = numbers_of_word(how);
     Floats sums[MOST];
 #pragma GCC unroll 16
@@ -162,7 +166,7 @@ FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const
 #pragma GCC unroll 4
                 for (int j = 0; j < vectors; j++) {
                     const Numbers some = numbers_of(how, table, found[j], zeros[j], k, rows <= MOST_IN_STREAMS);
-#pragma GCC unroll 12
+#pragma GCC unroll 16
                     for (int row = 0; row < rows; row++) parts[j * rows + row] = plus_numbers(parts[j * rows + row], some, x + row * NEIGHBOURS);
                 }
         }
@@ -179,7 +183,7 @@ FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const
 // Make the sums of a block and of panels of outputs, which begin at `at`: [panel, row, output]; of several panels for `of_streams` rows alone.
 FAST INLINE void sum_block(const Int8 *p, const Stored how, const Py_ssize_t *at, Py_ssize_t block, float *sums, const int streams, const int of_streams) {
     MadePanel made;
-    const Py_ssize_t columns = p->n->columns, row = first_of_block(p->n->rows, block), rows = first_of_block(p->n->rows, block + 1) - row;
+    const Py_ssize_t columns = p->n->columns, row = first_of_block(p, block), rows = first_of_block(p, block + 1) - row;
     const Words table = table_of(how);
     const bool is_whole = streams > 1 || lies_in_panel(p, *at);
     for (Py_ssize_t first = 0, end; first < columns; first = end) {
@@ -198,23 +202,26 @@ FAST INLINE void sum_block(const Int8 *p, const Stored how, const Py_ssize_t *at
             ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 #endif
         }
+#if AVX512_BF16
+        if (how == INT8 && streams == 1) switch (rows) { ROWS(13) ROWS(14) ROWS(15) ROWS(16) }
+#endif
 #undef ROWS
     }
 }
 
 // Panels of outputs, by number.
 FAST INLINE void packed_outputs(const Int8 *p, const Stored how, Py_ssize_t panel, Py_ssize_t last, StreamSums *const *sums_of) {
-    float sums[2][MOST_IN_BLOCK * OF_PANEL];
+    float sums[2][MOST_ALONE * OF_PANEL];
     const Py_ssize_t whole = least(last, p->n->outputs / OF_PANEL);
     for (int few = 1; few <= MOST_IN_STREAMS; few++) panel = in_streams(p, few, streams_for(few), panel, whole, OF_PANEL, sums_of[few - 1]);
-    const Py_ssize_t rows = p->n->rows, blocks = packed_blocks(rows), near = NEAR_PLACED / (MOST_IN_BLOCK * p->n->columns * (Py_ssize_t)sizeof(Element)) + 1;
+    const Py_ssize_t blocks = packed_blocks(p), near = NEAR_PLACED / (MOST_IN_BLOCK * p->n->columns * (Py_ssize_t)sizeof(Element)) + 1;
     for (Py_ssize_t from = 0; from < blocks; from += near)
         for (Py_ssize_t i = panel; i < last; i++)
             for (Py_ssize_t block = from; block < least(from + near, blocks); block++) {
                 const Py_ssize_t at[2] = {i * OF_PANEL, p->n->outputs + i * OF_PANEL};
                 for (int half = 0; half <= is_gated(p->n); half++) sum_block(p, how, at + half, block, sums[half], 1, 0);
                 for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS)
-                    finish_rows(p, *at + lane, first_of_block(rows, block), first_of_block(rows, block + 1), sums[0] + lane, sums[1] + lane, OF_PANEL);
+                    finish_rows(p, *at + lane, first_of_block(p, block), first_of_block(p, block + 1), sums[0] + lane, sums[1] + lane, OF_PANEL);
             }
 }
 
