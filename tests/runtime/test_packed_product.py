@@ -176,13 +176,14 @@ def test_weights_are_in_panels_where_pairs_are_multiplied_by_vectors(instruction
     assert ("packed_int4_product" in kernels(executable("int4", 64, 48))) == backend.multiplies_pairs()
 
 
-def test_an_artefact_with_weights_in_panels_runs_where_these_would_lie_in_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(backend, "multiplies_pairs", lambda: True)
+@pytest.mark.parametrize("are_packed", [False, True])
+def test_an_artefact_keeps_the_order_of_its_machine_on_another(are_packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "multiplies_pairs", lambda: are_packed)
     torch.manual_seed(0)
     session = executable("int4", 64, 48).load(weights(64, 48))
     operands = torch.randn(5, 128).bfloat16(), torch.randn(5, 48).bfloat16()
     session.save(tmp_path / "artefact")
-    monkeypatch.setattr(backend, "multiplies_pairs", lambda: False)
-    alone = nn.load(tmp_path / "artefact")
-    assert {"packed_int4_gated_product", "packed_int4_product"} <= kernels(alone)
+    monkeypatch.setattr(backend, "multiplies_pairs", lambda: not are_packed)
+    alone, packed = nn.load(tmp_path / "artefact"), "packed_" * are_packed
+    assert {f"{packed}int4_gated_product", f"{packed}int4_product"} <= kernels(alone)
     assert torch.equal(alone["forward"](*operands), session["forward"](*operands))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of integers on a CPU (`c/int8_product.c`): weights in 8 or 4 bits, or in blocks, with activations that are rounded to 8 bits, of any number of rows.
+"""Products of integers on a CPU (`c/int8_product.c`): weights in 8 or 4 bits, or in blocks, with activations that are rounded to 8 bits, of any number of rows. What reads packed
+weights is shared with products whose activations are not (`quantized_linear`).
 
 Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], or blocks [outputs, bytes] without these; bias [outputs].
 """

@@ -5,6 +5,8 @@ Rows of bfloat16 go to a kernel in C that reads quantised values at the speed of
 for many rows than a product with what the weight stands for does: of many tokens of a sequence, and of what it does not take, pieces of the weight are decoded as they are multiplied
 (`quantized_pieces`), never the weight as a whole.
 
+Where vectors multiply bfloat16 in pairs, weights in integers lie in panels instead, and a kernel multiplies any number of rows with them there (`PACKED`).
+
 Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups] or, where scales are float8, factors [outputs, 1] in the
 place of zeros, bias [outputs].
 """

@@ -6,7 +6,7 @@
 // weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many; matrix tiles multiply 16 rows at a time (`int8_tiles.h`).
 // In pairs, where sums have 16 bits, four bits of a weight are multiplied with bytes of x, bytes by their sizes with bytes of x that take their signs, and bytes that are brought into order with
 // words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways. One row meets STREAMS panels at once where that is faster, and two rows half as many (`words.h`).
-// Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`).
+// Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`), and so have rows that are not rounded (`packed_product.h`).
 
 #include <math.h>
 
@@ -75,7 +75,7 @@ typedef struct {
     float *scales;             // [rows]
     float *sums;               // [rows, parts], or for tiles, which need them for zero points alone, [rows / 16, parts, 16], of quantised values
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
-    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4]; for blocks of each row [columns / BLOCK, BLOCK_OF_X]; for tiles [rows / 16, columns / 64, 16, 64]
+    Rounded *quantized;        // of each block of rows [columns / 4, rows, 4], or elements that are not rounded (`packed_product.h`); for blocks of each row [columns / BLOCK, BLOCK_OF_X]; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t next;           // quantised values from a row to the next one where rows lie one after the other
     Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates

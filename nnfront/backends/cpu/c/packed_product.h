@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of x in bfloat16, as they are, times a packed weight (part of `int8_product.c`).
 //
-// Words of four bytes of each output of a panel become numbers in registers that bfloat16 or, where it is not multiplied in pairs, float holds exactly, and meet elements of x that are the same in
-// all lanes: so what a word becomes costs as much as it is, whatever groups there are, and a part is scaled once for all outputs of a vector. Rows of x are brought into the order of numbers before,
-// those that are multiplied at a time beside one another. Sums of a row have one order, whatever rows are beside it.
+// Outputs lie in lanes: four bytes of each output of a vector become numbers that bfloat16 or, where it is not multiplied in pairs, float holds exactly, and meet elements of x that are the same in
+// all lanes. So the sums of a part are scaled once for all outputs of a vector, and nothing is summed across lanes. Rows of x are brought into the order of numbers before, those that are multiplied
+// at a time beside one another. Sums of a row have one order, whatever rows are beside it.
 
 enum {
 #if AVX512_BF16
