@@ -232,6 +232,8 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
     ):
         with pytest.raises(ValueError, match=f"a multiple of 4 bytes, .* got {outputs} x {columns}"):
             call(stored, columns, groups, gate=gate, packed=outputs)
+    with pytest.raises(ValueError, match="columns, got none"):
+        call(0, 0, 1)
     with pytest.raises(ValueError, match="a packed weight where rows are not rounded"):
         call(0, 64, 1, rounded=False)
     assert y.isnan().all()

@@ -599,6 +599,7 @@ static const char *multiply_integers(const struct multiply_integers *n) {
     if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS && !in_blocks(how)) return refused("integers of a weight, got %zd", n->stored);
     if (n->gate > NOTHING) return refused("0 to %d for gates, got %zd", NOTHING, n->gate);
     if (n->scale_kind >= POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
+    if (!n->columns) return refused("columns, got none");
     if (!n->is_rounded && !n->is_packed) return refused("a packed weight where rows are not rounded");
     if (n->is_packed && (in_blocks(how) || bytes_of(how, n->columns) % FOUR || (is_gated(n) && n->outputs % OF_PANEL)))
         return refused("a packed weight has outputs of a multiple of %d bytes, and where there are gates a multiple of %d, got %zd x %zd", FOUR, OF_PANEL, n->outputs, n->columns);

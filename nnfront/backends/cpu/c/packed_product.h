@@ -17,7 +17,7 @@ enum {
 #endif
     MOST_IN_STREAMS = 4,    // rows that meet several panels in turn
     NEAR_PLACED = 1 << 19,  // bytes of x that the next cache holds beside what passes through it
-    MOST_FOUND = 16,        // zero points that are taken from a number before it is looked up
+    MOST_FOUND = 16,        // of a zero point that is taken from a number before it is looked up; what is more is taken from the sum
 };
 
 #if AVX512_BF16
