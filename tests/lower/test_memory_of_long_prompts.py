@@ -84,7 +84,7 @@ def test_a_prompt_of_8192_tokens_takes_no_more_besides_its_cache_than_one_of_512
     sizes = {name: [int(s) for s in p.shape] for name, p in model.named_parameters()}
     weights = {name: torch.randn(shape).bfloat16() / 20 for name, shape in sizes.items()}
     session = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
-    assert format is None or any(name.endswith(f".{format}") for name in session.weights)
+    assert format is None or any(format in name.split(".") for name in session.weights)
     llm = nn.LLM(session, TextModel("llama", CONFIG.vocab_size, LONG + 1), CONFIG, Path())
     ids = torch.randint(CONFIG.vocab_size, (1, LONG))
 
