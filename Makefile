@@ -92,7 +92,7 @@ test-arm64: $(READY)
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "agree or each_code or none_and_where or is_the_product or no_sum_holds" tests/runtime/test_bfloat16_products.py \
 		tests/runtime/test_quantized_gemv.py tests/runtime/test_attention_in_c.py tests/runtime/test_attention_ops_in_c.py tests/runtime/test_recurrent_in_c.py
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -m "not slow" -k "is_the_product or same_bits or lie_behind or what_it_has or stands_for or far_positions" \
-		tests/runtime/test_int8_product.py tests/runtime/test_int8_blocks.py tests/runtime/test_elements_in_c.py tests/arm64
+		tests/runtime/test_int8_product.py tests/runtime/test_packed_product.py tests/runtime/test_int8_blocks.py tests/runtime/test_elements_in_c.py tests/arm64
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "not refused" tests/weights/test_crc32.py
 
 build/arm64/%.o: nnfront/backends/cpu/c/%.c $(wildcard nnfront/backends/cpu/c/*)
