@@ -37,7 +37,7 @@ from nnfront.ops.constants import constant
 from nnfront.passes.regions import OF_NORM
 from nnfront.quant_format import FORMATS, QuantFormat
 
-INTEGERS = ("int8", "int4", "uint4")
+INTEGERS = frozenset({"int8", "int4", "uint4"})
 INT4_GROUPS = (32, 64, 128)
 PANEL, WORD = 16, 4
 # Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.

@@ -41,7 +41,7 @@ from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context
 from nnfront.ir import TensorType
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout, contiguous
-from nnfront.passes.weight_layouts import LAYOUTS, PANEL
+from nnfront.passes.weight_layouts import INTEGERS, LAYOUTS, PANEL
 from nnfront.quant_format import QuantFormat
 
 
@@ -185,11 +185,18 @@ def _write(
     added: Value | None = None,
     *,
     is_gated: bool = False,
+    is_packed: bool = False,
 ) -> Sequence[Operand]:
     """A product with quantised values; in a gated one gate and up next to each other, then what they give."""
     format = QuantFormat.of(run.attrs)
     stored, group = stored_as(format), format.group_size
-    _demand_all(run, scale, is_gated=is_gated)
+    is_all = scale is None and (is_gated or not {"activation", "scale"}.intersection(run.attrs))
+    demand(is_all, "more than a residual and a cast comes after it")
+    if is_packed:
+        given = x, weight, scales, zeros, bias, added
+        return write_product(
+            builder, run, format, *given, is_gated=is_gated, is_packed=True, is_rounded=False
+        )
     dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
     demand(dtype in (torch.bfloat16, torch.float32), f"the result is {dtype}")
     is_known = not is_gated or activation_name(run) in GATES
@@ -221,46 +228,15 @@ def _write(
     return (y,)
 
 
-def _write_packed(
-    builder: TapeBuilder,
-    run: Run,
-    x: Value,
-    weight: Value,
-    scales: Value | None,
-    zeros: Value | None,
-    bias: Value | None,
-    scale: Value | None = None,
-    added: Value | None = None,
-    *,
-    is_gated: bool = False,
-) -> Sequence[Operand]:
-    _demand_all(run, scale, is_gated=is_gated)
-    format, operands = QuantFormat.of(run.attrs), (x, weight, scales, zeros, bias, added)
-    return write_product(builder, run, format, *operands, is_gated=is_gated, is_packed=True, is_rounded=False)
-
-
-def _demand_all(run: Run, scale: Value | None, *, is_gated: bool) -> None:
-    """Demand that C does all that comes after a product."""
-    is_all = scale is None and (is_gated or not {"activation", "scale"}.intersection(run.attrs))
-    demand(is_all, "more than a residual and a cast comes after it")
-
-
 def _accepts_packed(decoding: Decoding, write: Write, run: Run, context: Context) -> str:
     """What C multiplies: the order would have to be undone for all else. The same on all machines, as a weight may have been packed on another one."""
     return _accepts(decoding)(run, context) or refusal(write, run, context.frame.slots, any_size=True)
 
 
 _FUSIONS = (
-    ("product", _product, _product_bytes, _write, _write_packed),
-    (
-        "gated_product",
-        _gated_product,
-        _gated_product_bytes,
-        partial(_write, is_gated=True),
-        partial(_write_packed, is_gated=True),
-    ),
+    ("product", _product, _product_bytes, _write),
+    ("gated_product", _gated_product, _gated_product_bytes, partial(_write, is_gated=True)),
 )
-_INTEGERS = "int8", "int8_groups", "int4"
 KERNELS = tuple(
     kernel(
         f"{decoding.name}_{fusion}",
@@ -272,7 +248,7 @@ KERNELS = tuple(
         _with_factors,
         held=partial(held, decoding),
     )
-    for fusion, bind, held, write, _ in _FUSIONS
+    for fusion, bind, held, write in _FUSIONS
     for decoding in DECODINGS
 )
 PACKED = tuple(
@@ -280,15 +256,15 @@ PACKED = tuple(
         kernel(
             f"packed_{decoding.name}_{fusion}",
             f"packed_quantized_{fusion}",
-            write,
+            partial(write, is_packed=True),
             partial(of_packed, bind(decoding)),
             f"weights lie in panels of {PANEL} outputs and become bfloat16 in registers, for any number of rows; activations are as they are",
-            partial(_accepts_packed, decoding, write),
+            partial(_accepts_packed, decoding, partial(write, is_packed=True)),
             held=partial(of_packed_bytes, partial(held, decoding)),
         ),
         layout=LAYOUTS[f"packed_quantized_{fusion}"],
     )
-    for fusion, bind, held, _, write in _FUSIONS
+    for fusion, bind, held, write in _FUSIONS
     for decoding in DECODINGS
-    if decoding.name in _INTEGERS
+    if INTEGERS.issuperset(decoding.formats)
 )
