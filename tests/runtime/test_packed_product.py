@@ -76,7 +76,7 @@ def test_gates_are_applied_to_sums_before_they_are_rounded(name, group, outputs,
     expected = ACTIVATIONS[gate](before.clone()) * after
     sizes = case.x.double().abs() @ case.terms.T + bias.double().abs()
     slack = (before.abs() + 1) * sizes[:, outputs:] + (after.abs() + 1) * 2 * sizes[:, :outputs]
-    for rows in (1, 2, 3, 4, 8, 17, 29):
+    for rows in (1, 2, 3, 4, 5, 6, 8, 17, 29):
         y = product(case, case.x[:rows].clone(), bias, gate=GATES.index(gate))
         error = (y.double() - expected[:rows]).abs()
         assert (error <= expected[:rows].abs() * 2.0**-8 + slack[:rows] * 2.0**-19).all()

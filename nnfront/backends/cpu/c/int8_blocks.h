@@ -167,7 +167,7 @@ FAST INLINE void sum_streams_of_blocks(const Int8 *p, const Stored how, const Py
 FAST INLINE void outputs_of_blocks(const Int8 *p, const Stored how, Py_ssize_t vector, Py_ssize_t last, StreamSums *sums_of) {
     Floats vectors[ROWS_OF_UNPACKED][FLOATS];
     float sums[2][ROWS_OF_UNPACKED * FLOATS];
-    for (vector = in_streams(p, 1, STREAMS, vector, last, FLOATS, sums_of); vector < last; vector++)
+    for (vector = in_streams(p, p->n->rows == 1 ? STREAMS : 1, vector, last, FLOATS, sums_of); vector < last; vector++)
         for (Py_ssize_t from = 0; from < p->n->rows; from += ROWS_OF_UNPACKED) {
             const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < ROWS_OF_UNPACKED ? p->n->rows : from + ROWS_OF_UNPACKED;
             for (int half = 0; half <= is_gated(p->n); half++) sum_rows_of_blocks(p, how, half * p->n->outputs + at, from, to, vectors, sums[half]);

@@ -3,10 +3,11 @@
 //
 // A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
 // cost nothing. CHUNK columns of OF_PANEL outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there. A packed
-// weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many; matrix tiles multiply 16 rows at a time (`int8_tiles.h`).
+// weight lies in that order, four bytes of each of OF_PANEL outputs after one another, and meets rows as it lies unless they are many (`packed_product.h`); matrix tiles multiply 16 rows at a
+// time (`int8_tiles.h`).
 // In pairs, where sums have 16 bits, four bits of a weight are multiplied with bytes of x, bytes by their sizes with bytes of x that take their signs, and bytes that are brought into order with
-// words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways. One row meets STREAMS panels at once where that is faster, and two rows half as many (`words.h`).
-// Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`), and so have rows that are not rounded (`packed_product.h`).
+// words of x. Sums of a part are exact, and parts are added in their order: so a row has the same bits in all ways.
+// Weights in blocks, which have all of their factors inside, have a way of their own (`int8_blocks.h`).
 
 #include <math.h>
 
@@ -29,9 +30,9 @@ enum {
 #endif
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     AHEAD_OF_SCALES = 256,              // the same of scales
-    MOST_BY_STORED_FACTORS = 2,         // rows that meet scales and zero points of a packed weight as they are stored; for more they are made floats before
     CHUNK = 512,                        // columns; their sums of products are exact in floats
-    NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
+    NEAR_BLOCKS = 44, NEAR_ROWS = NEAR_BLOCKS * IN_BLOCK,  // rows whose sums stay in a near cache
+    WORDS_AT_ONCE = 4,                  // of which a group has a multiple
     IN_WORDS = 32,                      // columns of four bits whose sums of products are exact in 16 bits
     FOUR = 4,
     STEP = 16,  // columns that are rounded at a time
@@ -49,10 +50,11 @@ enum {
 #else
     BYTES_MORE = 128,  // what a weight in bytes is multiplied as is more than it
 #endif
-    SUMS_OF_BLOCK = IN_PANEL * (IN_BLOCK > STREAMS ? (int)IN_BLOCK : (int)STREAMS),  // vectors of them that are made at once
+    IN_BLOCK_ALONE = REGISTERS == 32 && IN_BLOCK == 12 ? 16 : IN_BLOCK,  // rows of a block that meet a packed weight without groups, where there are no more
+    SUMS_IN_STREAMS = REGISTERS == 32 && !BYTES_BY_PAIRS ? 24 : SUMS_AT_ONCE,  // the same where nothing is made of what is read
+    SUMS_OF_BLOCK = IN_PANEL * (int)IN_BLOCK_ALONE > (int)SUMS_IN_STREAMS ? IN_PANEL * (int)IN_BLOCK_ALONE : (int)SUMS_IN_STREAMS,  // vectors of them that are made at once
     BLOCK_OF_X = BLOCK + FACTORS * FOUR,  // bytes of a row that meet a block: integers, and what sums of groups are multiplied as
 };
-_Static_assert((int)MOST_BY_STORED_FACTORS * IN_PANEL <= SUMS_AT_ONCE, "rows that meet factors as they are stored meet whole panels");
 
 typedef int8_t Rounded;
 
@@ -73,18 +75,19 @@ typedef struct {
 typedef struct {
     const struct multiply_integers *n;
     float *scales;             // [rows]
-    float *sums;               // [rows, parts], or for tiles, which need them for zero points alone, [rows / 16, parts, 16], of quantised values
+    float *sums;               // of each block of rows [parts, rows], of quantised values; for tiles where there are zero points alone
     int32_t *begins;           // in their place where integers of all outputs are one number more than the weight's: what sums of products begin with, so that they need not be mended
     Rounded *quantized;        // of each block of rows [columns / 4, rows, 4], or elements that are not rounded (`packed_product.h`); for blocks of each row [columns / BLOCK, BLOCK_OF_X]; for tiles [rows / 16, columns / 64, 16, 64]
     Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
     Py_ssize_t next;           // quantised values from a row to the next one where rows lie one after the other
+    Py_ssize_t blocks;         // of rows, which are multiplied at a time
     Py_ssize_t bytes, outputs; // of an output of the weight; of those, twice those of y where there are gates
     bool is_tiled;
     bool in_words;             // whether quantised values are words, the first and third of four neighbours ahead of the others: they are multiplied with words of a weight
 } Int8;
 
-// How many rows the block has that begins at a row.
-INLINE Py_ssize_t rows_of_block(Py_ssize_t left) { return left >= IN_BLOCK ? IN_BLOCK : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+// The first row of a block: all have about as many, or for tiles OF_TILE.
+INLINE Py_ssize_t first_of_block(const Int8 *p, Py_ssize_t block) { return p->is_tiled ? block * OF_TILE : p->n->rows * block / p->blocks; }
 
 // The column of a quantised value among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
 INLINE int column_of_number(bool is_four_bits, int number) {
@@ -93,11 +96,6 @@ INLINE int column_of_number(bool is_four_bits, int number) {
 
 // Where four neighbours of a row lie among those of tiles, which are rows of as many fours.
 INLINE Py_ssize_t place_in_tile(Py_ssize_t four, Py_ssize_t row) { return (four / OF_TILE * OF_TILE + row) * OF_TILE + four % OF_TILE; }
-
-// Where the sum of a part of a row lies.
-INLINE Py_ssize_t place_of_sum(const Int8 *p, Py_ssize_t row, Py_ssize_t part) {
-    return p->is_tiled ? (row / OF_TILE * p->parts + part) * OF_TILE + row % OF_TILE : row * p->parts + part;
-}
 
 // Where 16 columns from one on, a multiple of that, lie in a block of a row.
 INLINE Py_ssize_t place_in_block(const Stored how, Py_ssize_t column) {
@@ -144,9 +142,11 @@ FAST INLINE void in_order(const Ints *quantized, const bool is_four_bits, Rounde
 #endif
 }
 
-// Round a row, which is number `at` of a block of `rows` that begins at `to`.
-FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_t *x, Py_ssize_t row, Rounded *to, Py_ssize_t rows, Py_ssize_t at) {
-    const Py_ssize_t columns = p->n->columns;
+// Round row number `at` of a block of `rows`, of which the first one is row `first_row`.
+FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, Py_ssize_t first_row, Py_ssize_t rows, Py_ssize_t at) {
+    const Py_ssize_t columns = p->n->columns, of_sums = first_row * p->parts + at;  // and `rows` behind it of each further part
+    const uint16_t *x = (const uint16_t *)p->n->x + (first_row + at) * columns;
+    Rounded *to = p->quantized + first_row * p->next;
     uint16_t most = 0;
     for (Py_ssize_t i = 0; i < columns; i++) {
         const uint16_t size = x[i] & 0x7FFF;
@@ -156,7 +156,7 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
     const bool is_summed = !p->is_tiled || !has_one_offset(p);
     const Stored how = (Stored)p->n->stored;
     const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f, inverse = 1.0f / scale;
-    p->scales[row] = scale;
+    p->scales[first_row + at] = scale;
     for (Py_ssize_t part = 0, first = 0; first < p->padded; part++) {
         const Py_ssize_t end = is_summed && first + p->length < p->padded ? first + p->length : p->padded;
         Ints sum = {0};
@@ -193,24 +193,20 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, const uint16_
         for (int i = 0; i < FLOATS; i++) all_of += sum[i];
         if (in_blocks(how)) store_sum_of_group(how, all_of, to + (first - 1) / BLOCK * BLOCK_OF_X + BLOCK, part % (BLOCK / p->length));
         else if (!is_summed || part >= p->parts) continue;
-        else if (!has_one_offset(p)) p->sums[place_of_sum(p, row, part)] = (float)all_of;
-        else if (begins_in_words(p)) p->begins[place_of_sum(p, row, part)] = (int32_t)((uint32_t)(-one_offset(p->n) / 2 * all_of & 0xFFFF) * 0x10001);
-        else p->begins[place_of_sum(p, row, part)] = -one_offset(p->n) * all_of;
+        else if (!has_one_offset(p)) p->sums[of_sums + part * rows] = (float)all_of;
+        else if (begins_in_words(p)) p->begins[of_sums + part * rows] = (int32_t)((uint32_t)(-one_offset(p->n) / 2 * all_of & 0xFFFF) * 0x10001);
+        else p->begins[of_sums + part * rows] = -one_offset(p->n) * all_of;
     }
 }
 
-FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end) {
+FAST static void round_blocks(const void *given, Py_ssize_t block, Py_ssize_t end) {
     const Int8 *p = given;
-    const Py_ssize_t all_rows = p->n->rows;
-    for (Py_ssize_t row = 0, rows; row < end; row += rows) {
-        rows = in_blocks((Stored)p->n->stored) ? 1 : p->is_tiled ? OF_TILE : rows_of_block(all_rows - row);
-        for (Py_ssize_t i = 0; i < rows; i++)
-            if (row + i >= first && row + i < end) {
-                const uint16_t *x = (const uint16_t *)p->n->x + (row + i) * p->n->columns;
-                Rounded *to = p->quantized + row * p->next;
-                if (p->n->stored >= INT4_GROUPS && !in_blocks((Stored)p->n->stored)) round_row(p, true, x, row + i, to, rows, i);
-                else round_row(p, false, x, row + i, to, rows, i);
-            }
+    const bool are_four_bits = p->n->stored == INT4_GROUPS || p->n->stored == UINT4_GROUPS;
+    for (; block < end; block++) {
+        const Py_ssize_t first = first_of_block(p, block), rows = first_of_block(p, block + 1) - first;
+        for (Py_ssize_t at = 0; at < rows && first + at < p->n->rows; at++)
+            if (are_four_bits) round_row(p, true, first, rows, at);
+            else round_row(p, false, first, rows, at);
     }
 }
 
@@ -373,7 +369,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
     const int all_of = rows * vectors;
     for (const Py_ssize_t each = are_halves ? (Py_ssize_t)WORDS : count; count > 0; count -= each) {
         Words sums[SUMS_OF_BLOCK];
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int i = 0; i < all_of && are_halves; i++) sums[i] = is_short ? (Words)products[0][i] : (Words){0};
 #pragma GCC unroll 1
         for (const Py_ssize_t behind = at + (count < each ? count : each) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
@@ -390,7 +386,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
                     of[v][1] = is_packed ? found >> 4 & 0x0F0F0F0F : (Bits)floats(weight + VECTOR);
                     if (are_words && rows > 1) __asm__("" : "+x"(of[v][0]), "+x"(of[v][1]));  // loaded once: compilers would load them again for each row
                 }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
                 for (int row = 0; row < rows; row++) {
                     int32_t four[2];
                     memcpy(four, x + FOUR * (are_words ? 2 * row : row), FOUR);
@@ -407,7 +403,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
             }
             x += FOUR * rows * (are_words ? 2 : halves);
         }
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int i = 0; i < all_of && are_halves; i++) products[0][i] = plus_neighbours(is_short ? (Ints){0} : products[0][i], sums[i], in_all(1));
     }
 }
@@ -416,10 +412,10 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
 FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const Rounded *x, Py_ssize_t count, uint32_t flipped, const bool is_packed,
                            const int halves, const int rows, const int vectors, const bool is_short) {
     const bool are_two = is_packed && rows * vectors <= 2;
-    const int numbers = is_packed ? halves : 1, words = are_two && halves == 1 ? 2 : 1;
-    for (Py_ssize_t k = 0; k < count; k += words)
-#pragma GCC unroll 2
-        for (int word = 0; word < words; word++, at += bytes_of_word(is_packed)) {
+    const int numbers = is_packed ? halves : 1;
+    for (Py_ssize_t k = 0; k < count; k += WORDS_AT_ONCE)
+#pragma GCC unroll 4
+        for (int word = 0; word < WORDS_AT_ONCE; word++, at += bytes_of_word(is_packed)) {
             if (word && k + word == count) break;
             for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
 #pragma GCC unroll 2
@@ -427,8 +423,8 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
 #pragma GCC unroll 4
                 for (int v = 0; v < vectors; v++) {
                     const Bits found = (Bits)floats(panels[v / IN_PANEL].words + at + v % IN_PANEL * next), of = (numbers == 1 ? found : found >> 4 * half & 0x0F0F0F0F) ^ flipped;
-                    Ints *sum = products[!are_two ? 0 : halves == 1 ? word : half] + v * rows;
-#pragma GCC unroll 12
+                    Ints *sum = products[!are_two ? 0 : halves == 1 ? word % 2 : half] + v * rows;
+#pragma GCC unroll 16
                     for (int i = 0; i < rows; i++) sum[i] = plus_products(sum[i], of, x, i);
                 }
         }
@@ -438,37 +434,44 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
 // Where the sums of vector `i` of a block lie, of which those of all rows follow one another, among sums of panels [panel, row, output].
 INLINE int place_of_vector(int i, const int rows) { return (i / rows / IN_PANEL * rows + i % rows) * OF_PANEL + i / rows % IN_PANEL * FLOATS; }
 
-// What a chunk adds to the sums of a block, [panel, row, output]: words of panels are in order, or if they are packed in four bytes of each output, of `halves` numbers each; `scales` and `offsets` are those of more rows than meet them as they are stored. `vectors` of outputs
-// lie `next` bytes apart in each of some panels. `rows`, `halves` and `vectors` are constants wherever this is inlined.
-FAST INLINE void multiply_block(const Int8 *p, const PackedPanel *panels, Py_ssize_t at, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
+// What the columns `first` to `end` add to the sums of a block, [panel, row, output]: words of panels are in order, with `scales` and `offsets` of each vector of outputs, or they are packed in four
+// bytes of each output, of `halves` numbers each. `vectors` of outputs, the first of which is number `begin_vector`, lie `next` bytes apart in each of some panels. The constants are so wherever this is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const PackedPanel *panels, const int begin_vector, Py_ssize_t next, const bool is_packed, const int halves, const Floats (*scales)[CHUNK / 32],
                                 const Floats (*offsets)[CHUNK / 32], Py_ssize_t first, Py_ssize_t end, Py_ssize_t row, float *to, const bool has_offsets, const int rows, const int vectors, const bool is_short) {
     const int numbers = is_packed || BYTES_BY_PAIRS ? halves : 1, all_of = rows * vectors;  // numbers in a word
-    const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : p->n->stored == INT4_GROUPS ? (BYTES_BY_PAIRS ? 0x88888888 : 0x08080808) : 0;
-    const bool by_stored = is_packed && rows <= MOST_BY_STORED_FACTORS;
+    const uint32_t flipped = !is_packed ? 0 : halves == 1 ? BYTES_MORE * 0x01010101u : has_offsets ? 0 : BYTES_BY_PAIRS ? 0x88888888 : 0x08080808;
     const Rounded *x = p->quantized + row * p->next + first * rows * bytes_of_rounded(p);
+    Py_ssize_t of_sums = row * p->parts + first / p->length * rows, at = begin_vector * next;
     Floats sums[SUMS_OF_BLOCK];
-#pragma GCC unroll 12
+    to += begin_vector * FLOATS;
+#pragma GCC unroll 24
     for (int i = 0; i < all_of; i++) sums[i] = first ? floats(to + place_of_vector(i, rows)) : all(0.0f);
-    for (Py_ssize_t begin = first, of_first = first / p->length, part = 0; begin < end; begin += p->length, part++) {
+    for (Py_ssize_t begin = first, part = 0; begin < end; begin += p->length, part++, of_sums += rows) {
         const Py_ssize_t left = is_short ? (Py_ssize_t)IN_WORDS : end - begin < p->length ? end - begin : p->length, count = (left + numbers * FOUR - 1) / (numbers * FOUR);
         Ints products[2][SUMS_OF_BLOCK];
-#pragma GCC unroll 12
+#pragma GCC unroll 24
         for (int i = 0; i < all_of; i++) {
-            products[0][i] = (has_offsets ? 0 : p->begins[(row + i % rows) * p->parts + of_first + part]) - (Ints){0};
+            products[0][i] = (has_offsets ? 0 : p->begins[of_sums + i % rows]) - (Ints){0};
             products[1][i] = (Ints){0};
         }
         add_words(products, panels, at, next, x, count, flipped, is_packed, halves, rows, vectors, is_short);
         at += count * bytes_of_word(is_packed), x += count * numbers * FOUR * rows * bytes_of_rounded(p);
-#pragma GCC unroll 12
-        for (int i = 0; i < all_of; i++) {
-            Floats less = __builtin_convertvector(products[0][i] + products[1][i], Floats);
-            const int v = i / rows, in_panel = v % IN_PANEL;
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            const int v = begin_vector + j, in_panel = v % IN_PANEL;
             const PackedPanel *panel = panels + v / IN_PANEL;
-            if (has_offsets) less -= (by_stored ? panel_zeros(panel, part, in_panel) : offsets[v][part]) * all(p->sums[(row + i % rows) * p->parts + of_first + part]);
-            sums[i] = fused(less, by_stored ? panel_scales(p, panel, part, in_panel) : scales[v][part], sums[i]);
+            const Floats scale = is_packed ? panel_scales(p, panel, p->n->stored == INT8 ? 0 : part, in_panel) : scales[v][part];
+            const Floats offset = !has_offsets ? all(0.0f) : is_packed ? panel_zeros(panel, part, in_panel) : offsets[v][part];
+#pragma GCC unroll 16
+            for (int i = 0; i < rows; i++) {
+                const int of = j * rows + i;
+                Floats less = __builtin_convertvector(products[0][of] + products[1][of], Floats);
+                if (has_offsets) less -= offset * all(p->sums[of_sums + i]);
+                sums[of] = fused(less, scale, sums[of]);
+            }
         }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 24
     for (int i = 0; i < all_of; i++) store(to + place_of_vector(i, rows), sums[i]);
 }
 
@@ -492,22 +495,28 @@ FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_
 // Makes the sums of the rows that there are and of the outputs that begin at `at`, some panels or vectors of them: [panel or vector, row, output].
 typedef void StreamSums(const Int8 *p, const Py_ssize_t *at, float *sums);
 
-// Write the outputs of `rows` rows, a constant, if there are so many, by numbers of panels or vectors of `each` of them, of which `streams` are read at once; gates with what they are multiplied with.
-// Returns the number of the first that is left. Not where there are tiles: four places were not measured on a processor that has them.
-FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, const int streams, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
-    if (streams < 2 || p->n->rows != rows || has_tiles()) return first;
-    const int halves = 1 + is_gated(p->n), together = streams / halves, of_stream = rows * each;
-    const Py_ssize_t apart = (last - first) / together;
+// Write the outputs of all rows, which are few, by numbers of panels or vectors of `each` of them, of which `streams` are read at once if they are several; gates with what they are multiplied with.
+// Returns the number of the first that is left. Not where there are tiles: this was not measured on a processor that has them.
+FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int streams, Py_ssize_t first, Py_ssize_t last, const int each, StreamSums *sums_of) {
+    if (streams < 2 || has_tiles()) return first;
+    const int halves = 1 + is_gated(p->n), together = streams / halves;
+    const Py_ssize_t apart = (last - first) / together, of_stream = p->n->rows * each;
     for (const Py_ssize_t behind = first + apart; first < behind; first++) {
         Py_ssize_t at[STREAMS];
-        float sums[2 * STREAMS * OF_PANEL];
+        float sums[(SUMS_IN_STREAMS > STREAMS ? (int)SUMS_IN_STREAMS : STREAMS) * OF_PANEL];
         for (int stream = 0; stream < streams; stream++) at[stream] = (first + stream / halves * apart) * each + stream % halves * p->n->outputs;
         sums_of(p, at, sums);
         for (int stream = 0; stream < streams; stream += halves)
             for (int lane = 0; lane < each && at[stream] + lane < p->n->outputs; lane += FLOATS)
-                finish_rows(p, at[stream] + lane, 0, rows, sums + stream * of_stream + lane, sums + (stream + halves - 1) * of_stream + lane, each);
+                finish_rows(p, at[stream] + lane, 0, p->n->rows, sums + stream * of_stream + lane, sums + (stream + halves - 1) * of_stream + lane, each);
     }
     return first + (together - 1) * apart;
+}
+
+// Whether rows meet a packed weight as it lies.
+INLINE bool lies_packed(const Int8 *p) {
+    const Stored how = (Stored)p->n->stored;
+    return p->n->is_packed && (!p->n->is_rounded || BYTES_BY_PAIRS || (ALL_MEET_BYTES_AS_THEY_LIE && how < INT4_GROUPS) || p->n->rows <= MOST_AS_IT_LIES);
 }
 
 #include "int8_blocks.h"
@@ -518,77 +527,53 @@ FAST INLINE Py_ssize_t in_streams(const Int8 *p, const int rows, const int strea
 #include "int8_tiles.h"
 #endif
 
-// What a chunk adds to the sums of a block of `rows`, which is a constant wherever this is inlined. Vectors of outputs are multiplied together as far as registers reach.
-FAST INLINE void multiply_in_rows(const Int8 *p, const PackedPanel *panels, const int packed, const Floats (*scales)[CHUNK / 32], const Floats (*offsets)[CHUNK / 32], Py_ssize_t first,
-                                  Py_ssize_t end, Py_ssize_t row, float *to, const int rows, const int streams) {
-#define BLOCK(is_packed, halves, has_offsets, is_short) \
-    do { \
-        const Py_ssize_t next = is_packed ? VECTOR : (Py_ssize_t)sizeof(Arranged); \
-        const int vectors = rows * IN_PANEL <= SUMS_AT_ONCE ? IN_PANEL * streams : 1; \
-        for (int v = 0; v < IN_PANEL * streams; v += vectors) \
-            multiply_block(p, panels, v * next, next, is_packed, halves, scales + v, offsets + v, first, end, row, to + v * FLOATS, has_offsets, rows, vectors, is_short); \
-    } while (0)
-    const bool has_offsets = !has_one_offset(p);
-    if (packed == 2 && has_offsets) BLOCK(true, 2, true, false);
-    else if (packed == 2 && begins_in_words(p)) BLOCK(true, 2, false, true);
-    else if (packed == 2) BLOCK(true, 2, false, false);
-    else if (packed == 1) BLOCK(true, 1, false, false);
-    else if (has_offsets) BLOCK(false, 2, true, false);
-    else if (begins_in_words(p)) BLOCK(false, 2, false, true);
-    else if (p->n->stored == INT4_GROUPS && BYTES_BY_PAIRS) BLOCK(false, 2, false, false);
-    else BLOCK(false, 1, false, false);
-#undef BLOCK
-}
-
-// Whether rows meet a packed weight as it lies.
-INLINE bool lies_packed(const Int8 *p, Py_ssize_t rows) { return p->n->is_packed && (BYTES_BY_PAIRS || (ALL_MEET_BYTES_AS_THEY_LIE && p->n->stored < INT4_GROUPS) || rows <= MOST_AS_IT_LIES); }
-
-// Make the sums of the rows `from` to `to` and of panels of outputs, which begin at `at`: [panel, row, output]; of STREAMS / rows panels for few rows alone.
-FAST INLINE void sum_rows(const Int8 *p, const Py_ssize_t *at, Py_ssize_t from, Py_ssize_t to, float *sums, const int streams) {
-    const Stored how = (Stored)p->n->stored;
+// Make the sums of OF_PANEL outputs from `at` on and of some blocks of rows, [row, output].
+FAST INLINE void sum_arranged(const Int8 *p, Py_ssize_t at, Py_ssize_t block, Py_ssize_t last, float *sums) {
     Arranged weight[IN_PANEL];
-    MadePanel made;
     Floats scales[IN_PANEL][CHUNK / 32], offsets[IN_PANEL][CHUNK / 32];  // groups of 32 or more
-    const int packed = streams > 1 || lies_packed(p, p->n->rows) ? 1 + (how >= INT4_GROUPS) : 0;  // numbers in a byte of what is multiplied as it lies
+    const PackedPanel in_order = {.words = (const uint8_t *)weight};
+    const Py_ssize_t begin = first_of_block(p, block);
+    const bool has_offsets = !has_one_offset(p), are_halves = BYTES_BY_PAIRS && p->n->stored >= INT4_GROUPS;
     for (Py_ssize_t first = 0; first < p->n->columns; first += CHUNK) {
-        const Py_ssize_t end = p->n->columns - first < CHUNK ? p->n->columns : first + CHUNK;
-        PackedPanel panels[STREAMS] = {{.words = (const uint8_t *)weight}};
-        for (int i = 0; i < streams && packed; i++) panels[i] = lies_in_panel(p, at[i]) ? panel_of(p, at[i], first) : made_panel(p, at[i], first, end, &made);
+        const Py_ssize_t end = least(first + CHUNK, p->n->columns);
         for (int v = 0; v < IN_PANEL; v++) {
-            if (!packed) arrange_chunk(p, *at + v * FLOATS, first, end, weight[v]);
-            if (!packed || to - from > MOST_BY_STORED_FACTORS) factors_of_parts(p, *at + v * FLOATS, first, end, scales[v], offsets[v]);
+            arrange_chunk(p, at + v * FLOATS, first, end, weight[v]);
+            factors_of_parts(p, at + v * FLOATS, first, end, scales[v], offsets[v]);
         }
-#define ROWS(count) multiply_in_rows(p, panels, packed, scales, offsets, first, end, row, sums + (row - from) * OF_PANEL, count, streams)
-        for (Py_ssize_t row = from, rows; row < to; row += rows) {
-            rows = streams > 1 ? STREAMS / streams : rows_of_block(p->n->rows - row);
-            switch (rows) {
-                case 1: if (streams == 1 || streams == STREAMS) ROWS(1); break;
-                case 2: if (streams == 1 || streams == STREAMS / 2) ROWS(2); break;
-                case 4: if (streams == 1) ROWS(4); break;
-#if IN_BLOCK == 12
-                case 8: ROWS(8); break;
-                case 12: ROWS(12); break;
-#endif
-            }
+#define BLOCK(count, halves, has_offsets, is_short) \
+        do { \
+            const int vectors = count * IN_PANEL <= SUMS_AT_ONCE ? IN_PANEL : 1; \
+            for (int v = 0; v < IN_PANEL; v += vectors) \
+                multiply_block(p, &in_order, v, sizeof(Arranged), false, halves, scales, offsets, first, end, row, sums + (row - begin) * OF_PANEL, has_offsets, count, vectors, is_short); \
+        } while (0)
+#define ROWS(count) \
+    case count: \
+        if (count > IN_BLOCK) break; \
+        else if (has_offsets) BLOCK(count, 2, true, false); \
+        else if (begins_in_words(p)) BLOCK(count, 2, false, true); \
+        else if (are_halves) BLOCK(count, 2, false, false); \
+        else BLOCK(count, 1, false, false); \
+        break;
+        for (Py_ssize_t i = block; i < last; i++) {
+            const Py_ssize_t row = first_of_block(p, i);
+            switch (first_of_block(p, i + 1) - row) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) }
         }
 #undef ROWS
+#undef BLOCK
     }
 }
 
-FAST static void one_row_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 1, sums, STREAMS); }
-
-FAST static void two_rows_of_panels(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, at, 0, 2, sums, STREAMS > 1 ? STREAMS / 2 : 1); }
-
-// Panels of outputs, by number.
+// OF_PANEL outputs, by number.
 FAST static void int8_outputs(const void *given, Py_ssize_t panel, Py_ssize_t last) {
     const Int8 *p = given;
     float sums[2][NEAR_ROWS * OF_PANEL];
-    if (p->n->is_packed) panel = in_streams(p, 1, STREAMS, panel, last, OF_PANEL, one_row_of_panels), panel = in_streams(p, 2, STREAMS / 2, panel, last, OF_PANEL, two_rows_of_panels);
     for (; panel < last; panel++)
-        for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
-            const Py_ssize_t at[2] = {panel * OF_PANEL, p->n->outputs + panel * OF_PANEL}, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
-            for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, at + half, from, to, sums[half], 1);
-            for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS) finish_rows(p, *at + lane, from, to, sums[0] + lane, sums[1] + lane, OF_PANEL);
+        for (Py_ssize_t from = 0, behind; from < p->blocks; from = behind) {
+            const Py_ssize_t at = panel * OF_PANEL;
+            behind = least(from + NEAR_BLOCKS, p->blocks);
+            for (int half = 0; half <= is_gated(p->n); half++) sum_arranged(p, half * p->n->outputs + at, from, behind, sums[half]);
+            for (int lane = 0; lane < OF_PANEL && at + lane < p->n->outputs; lane += FLOATS)
+                finish_rows(p, at + lane, first_of_block(p, from), first_of_block(p, behind), sums[0] + lane, sums[1] + lane, OF_PANEL);
         }
 }
 
@@ -606,23 +591,26 @@ static const char *multiply_integers(const struct multiply_integers *n) {
     const Py_ssize_t length = how == INT8 ? n->is_rounded ? (Py_ssize_t)CHUNK : n->columns : in_blocks(how) ? BLOCK / (has_minima(how) ? FACTORS / 2 : FACTORS) : n->columns / n->groups;
     if (in_blocks(how) && n->groups != n->columns / length) return refused("groups of %zd columns, got %zd of %zd columns", length, n->groups, n->columns);
     Int8 p = {.n = n, .length = length, .bytes = bytes_of(how, n->columns), .outputs = n->outputs * (1 + is_gated(n))};
-    Share outputs = n->is_rounded ? int8_outputs : packed_outputs_of(how);
+    Share outputs = int8_outputs;
     Py_ssize_t whole = STEP, each = OF_PANEL;  // columns that are multiplied at once, outputs
     if (in_blocks(how)) outputs = outputs_of(how), each = FLOATS, whole = BLOCK;
 #if HAS_TILES
     else if (n->is_rounded && n->rows > IN_BLOCK && has_tiles()) p.is_tiled = true, outputs = int8_outputs_by_tiles, whole = IN_TILE;
 #endif
+    else if (lies_packed(&p)) outputs = packed_outputs_of(&p);
+    const bool are_alone = how == INT8 && lies_packed(&p) && n->rows <= most_alone(n->is_rounded);
+    const Py_ssize_t most = in_blocks(how) ? 1 : p.is_tiled ? (Py_ssize_t)OF_TILE : are_alone ? most_alone(n->is_rounded) : most_in_block(n->is_rounded);
+    p.blocks = (n->rows + most - 1) / most;
 #if !BYTES_BY_FOURS
-    p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !lies_packed(&p, n->rows)));
+    p.in_words = !in_blocks(how) && (!BYTES_BY_PAIRS || (how < INT4_GROUPS && !lies_packed(&p)));
 #endif
     p.padded = (n->columns + whole - 1) / whole * whole, p.parts = (n->columns + p.length - 1) / p.length;
     p.next = in_blocks(how) ? p.padded / BLOCK * BLOCK_OF_X : p.padded * bytes_of_rounded(&p);
     p.scales = n->work, p.sums = p.scales + n->rows, p.begins = (int32_t *)p.sums;
-    p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? (n->rows + OF_TILE - 1) / OF_TILE * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
+    p.quantized = (Rounded *)(((uintptr_t)(p.sums + (p.is_tiled ? p.blocks * OF_TILE : n->rows) * p.parts) + VECTOR - 1) / VECTOR * VECTOR);
     const Py_ssize_t elements = n->rows * n->columns, shares = (n->outputs + each - 1) / each;
     const unsigned threads = elements < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
-    if (n->is_rounded) in_shares(round_rows, &p, n->rows, IN_BLOCK, threads);
-    else in_shares(place_blocks, &p, packed_blocks(&p), 1, threads);
+    in_shares(n->is_rounded ? round_blocks : place_blocks, &p, p.blocks, in_blocks(how) ? IN_BLOCK : 1, threads);
     // A thread takes a multiple of the panels, or vectors, that it reads in turn, so that none is left to be read alone.
     const Py_ssize_t halves = 1 + is_gated(n), together = (STREAMS + halves - 1) / halves, least = QUANTIZED_SHARE / (p.bytes * each * halves + 1) / together * together;
     in_shares(outputs, &p, shares, least ? least : together, p.outputs * p.bytes < SMALL_QUANTIZED ? 1 : (unsigned)n->threads);

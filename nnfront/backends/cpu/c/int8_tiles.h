@@ -63,7 +63,7 @@ TILED INLINE void multiply_sixteen(const Int8 *p, Bits (*weight)[CHUNK / FOUR], 
     Floats sums[OF_TILE];
     const size_t length = is_half ? IN_TILE / 2 : (size_t)p->length, columns = (size_t)(end - first), parts = (columns + length - 1) / length, all_parts = count * parts;
     const size_t steps = is_half ? 1 : ((columns < length ? columns : length) + IN_TILE - 1) / IN_TILE;  // a chunk has parts of one length
-    const float *x_sums = p->sums + place_of_sum(p, row, first / p->length);
+    const float *x_sums = p->sums + row * p->parts + first / p->length * OF_TILE;
     const Rounded *x = p->quantized + row * p->padded + first * OF_TILE;
     size_t multiplied = 0, next = 0, stored = 0, part = 0;
 #pragma GCC unroll 16

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of x in bfloat16, as they are, times a packed weight (part of `int8_product.c`).
+// Rows of x, rounded to 8 bits or as they are in bfloat16, times a packed weight as it lies (part of `int8_product.c`).
 //
-// Outputs lie in lanes: four bytes of each output of a vector become numbers that bfloat16 or, where it is not multiplied in pairs, float holds exactly, and meet elements of x that are the same in
-// all lanes. So the sums of a part are scaled once for all outputs of a vector, and nothing is summed across lanes. Rows of x are brought into the order of numbers before, those that are multiplied
-// at a time beside one another. Sums of a row have one order, whatever rows are beside it.
+// Outputs lie in lanes, and elements of x are the same in all lanes: so the sums of a part are scaled once for all outputs of a vector, and nothing is summed across lanes. Of rows that are rounded,
+// four neighbours meet four bytes, or halves of them, of each output (`multiply_block`). For rows as they are these become numbers that bfloat16 or, where it is not multiplied in pairs, float holds
+// exactly; the rows are brought into the order of numbers before. Those that are multiplied at a time lie beside one another. Few rows meet several panels at once where that is faster (`words.h`).
+// Sums of a row have one order, whatever rows are beside it.
 
 enum {
 #if AVX512_BF16
     NEIGHBOURS = 2,         // columns whose numbers are in one lane
-    MOST_IN_BLOCK = 12,     // rows that are multiplied at a time: their sums, and those of a part, are in registers
-    MOST_ALONE = 16,        // rows without parts that are multiplied at a time where there are no more
+    MOST_IN_BLOCK = 12,     // rows as they are that are multiplied at a time: their sums, and those of a part, are in registers
+    MOST_ALONE = 16,        // those without parts where there are no more
 #else
     NEIGHBOURS = 1,
     MOST_IN_BLOCK = 4,
     MOST_ALONE = 4,
 #endif
-    MOST_IN_STREAMS = 4,    // rows that meet several panels in turn
+    MOST_BY_FOURS = 4,      // rows for which four bytes become numbers by instructions that sum four products
     NEAR_PLACED = 1 << 19,  // bytes of x that the next cache holds beside what passes through it
+    MOST_OF_ALL = (int)MOST_ALONE > (int)IN_BLOCK_ALONE ? (int)MOST_ALONE : (int)IN_BLOCK_ALONE,  // rows of a block
     MOST_FOUND = 16,        // of a zero point that is taken from a number before it is looked up; what is more is taken from the sum
 };
 
@@ -31,15 +33,17 @@ INLINE int columns_in_word(const Stored how) { return how >= INT4_GROUPS ? 8 : F
 // Vectors that a word becomes; number `k` of a lane is that of column k, and behind it of that as many columns further.
 INLINE int numbers_of_word(const Stored how) { return columns_in_word(how) / NEIGHBOURS; }
 
-// How many panels so many rows meet in turn: products of one panel would wait for each other.
-INLINE int streams_for(const int rows) { return STREAMS == 1 ? 1 : rows <= MOST_IN_STREAMS / 2 ? STREAMS : STREAMS / 2; }
+// The most rows of a block, or of one whose weight has no groups where there are no more rows.
+INLINE int most_in_block(const bool is_rounded) { return is_rounded ? IN_BLOCK : MOST_IN_BLOCK; }
 
-// How many blocks rows are multiplied in, and the first row of one.
-INLINE Py_ssize_t packed_blocks(const Int8 *p) {
-    return p->n->stored == INT8 && p->n->rows <= MOST_ALONE ? 1 : (p->n->rows + MOST_IN_BLOCK - 1) / MOST_IN_BLOCK;
+INLINE int most_alone(const bool is_rounded) { return is_rounded ? (int)IN_BLOCK_ALONE : (int)MOST_ALONE; }
+
+// How many panels so many rows meet in turn: products of one panel would wait for each other, and what is read of x meets all of them. As many as there are registers for sums; those of all of a row
+// without groups, or of long ones, may lie elsewhere meanwhile, and four bits that are rounded leave room for fewer.
+INLINE int streams_for(const Stored how, const bool is_rounded, Py_ssize_t rows) {
+    const Py_ssize_t sums = rows * IN_PANEL, most = !is_rounded ? (int)SUMS_AT_ONCE : how >= INT4_GROUPS ? SUMS_AT_ONCE / 4 * 3 : SUMS_IN_STREAMS;
+    return STREAMS == 1 || rows > most_in_block(is_rounded) ? 1 : sums * STREAMS <= SUMS_AT_ONCE ? STREAMS : sums * (STREAMS / 2) <= most ? STREAMS / 2 : 1;
 }
-
-INLINE Py_ssize_t first_of_block(const Int8 *p, Py_ssize_t block) { return p->n->rows * block / packed_blocks(p); }
 
 // Bring blocks of rows into the order [word, number, row, neighbour].
 FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t end) {
@@ -129,7 +133,7 @@ FAST INLINE float sum_of_pairs(const Element *x, Py_ssize_t count, const int row
 // Make the sums of a block of `rows`, of which `x` is the first element from column `first` on, and of `vectors` vectors of outputs of some panels, the first of which is number `v` of its panel, [panel, row, output]: what the columns
 // `first` to `end` give is added to them, or with the first columns they begin. The constants are so wherever this is inlined.
 FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const PackedPanel *panels, int v, Py_ssize_t first, Py_ssize_t end, const Element *x, float *to, const int rows, const int vectors) {
-    enum { MOST = ((int)MOST_ALONE > 2 * STREAMS ? (int)MOST_ALONE : 2 * STREAMS) * IN_PANEL };
+    enum { MOST = (int)MOST_ALONE * IN_PANEL > (int)SUMS_AT_ONCE ? (int)MOST_ALONE * IN_PANEL : (int)SUMS_AT_ONCE };
     const int all_of = rows * vectors, numbers = numbers_of_word(how);
     Floats sums[MOST];
 #pragma GCC unroll 16
@@ -165,78 +169,88 @@ FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const
             for (int k = 0; k < numbers; k++, x += rows * NEIGHBOURS)
 #pragma GCC unroll 4
                 for (int j = 0; j < vectors; j++) {
-                    const Numbers some = numbers_of(how, table, found[j], zeros[j], k, rows <= MOST_IN_STREAMS);
+                    const Numbers some = numbers_of(how, table, found[j], zeros[j], k, rows <= MOST_BY_FOURS);
 #pragma GCC unroll 16
                     for (int row = 0; row < rows; row++) parts[j * rows + row] = plus_numbers(parts[j * rows + row], some, x + row * NEIGHBOURS);
                 }
         }
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            const Floats scales = panel_scales(p, panels + j / IN_PANEL, part, v + j % IN_PANEL);
 #pragma GCC unroll 16
-        for (int i = 0; i < all_of; i++) {
-            const int j = i / rows;
-            sums[i] = fused(parts[i], panel_scales(p, panels + j / IN_PANEL, part, v + j % IN_PANEL), sums[i]);
+            for (int i = j * rows; i < (j + 1) * rows; i++) sums[i] = fused(parts[i], scales, sums[i]);
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < all_of; i++) store(to + v * FLOATS + place_of_vector(i, rows), sums[i]);
 }
 
-// Make the sums of a block and of panels of outputs, which begin at `at`: [panel, row, output]; of several panels for `of_streams` rows alone.
-FAST INLINE void sum_block(const Int8 *p, const Stored how, const Py_ssize_t *at, Py_ssize_t block, float *sums, const int streams, const int of_streams) {
+// Make the sums of a block of `rows` and of panels of outputs, which begin at `at`: [panel, row, output]. The constants are so wherever this is inlined.
+FAST INLINE void sum_of_rows(const Int8 *p, const Stored how, const bool is_rounded, const bool is_short, const Py_ssize_t *at, Py_ssize_t row, float *sums, const int rows, const int streams) {
     MadePanel made;
-    const Py_ssize_t columns = p->n->columns, row = first_of_block(p, block), rows = first_of_block(p, block + 1) - row;
+    const Py_ssize_t columns = p->n->columns;
     const Words table = table_of(how);
     const bool is_whole = streams > 1 || lies_in_panel(p, *at);
+    const int together = streams > 1 || rows == 1 || (is_rounded && rows * IN_PANEL <= SUMS_AT_ONCE) ? IN_PANEL * streams : 1;
     for (Py_ssize_t first = 0, end; first < columns; first = end) {
-        end = is_whole || columns - first < CHUNK ? columns : first + CHUNK;
+        end = is_whole ? columns : least(first + CHUNK, columns);
         PackedPanel panels[STREAMS];
         for (int i = 0; i < streams; i++) panels[i] = is_whole ? panel_of(p, at[i], first) : made_panel(p, *at, first, end, &made);
-        const Element *x = (const Element *)p->quantized + row * columns + first * rows;
-#define ROWS(count) \
-    case count: \
-        for (int v = 0; v < IN_PANEL * streams; v += together) sum_numbers(p, how, table, panels, v, first, end, x, sums, count, together); \
-        break;
-        const int together = streams > 1 || rows == 1 ? IN_PANEL * streams : 1;
-        switch (streams > 1 ? of_streams : rows) {
-            ROWS(1) ROWS(2) ROWS(3) ROWS(4)
-#if AVX512_BF16
-            ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
-#endif
-        }
-#if AVX512_BF16
-        if (how == INT8 && streams == 1) switch (rows) { ROWS(13) ROWS(14) ROWS(15) ROWS(16) }
-#endif
-#undef ROWS
+        for (int v = 0; v < IN_PANEL * streams; v += together)
+            if (is_rounded) multiply_block(p, panels, v, VECTOR, true, how >= INT4_GROUPS ? 2 : 1, NULL, NULL, first, end, row, sums, how == UINT4_GROUPS, rows < most_alone(true) ? rows : most_alone(true), together, is_short);
+            else sum_numbers(p, how, table, panels, v, first, end, (const Element *)p->quantized + row * columns + first * rows, sums, rows < most_alone(false) ? rows : most_alone(false), together);
     }
+}
+
+// The same of the rows of a block, by their number; of several panels for all rows that there are.
+FAST INLINE void sum_rows(const Int8 *p, const Stored how, const bool is_rounded, const bool is_short, const Py_ssize_t *at, Py_ssize_t row, Py_ssize_t rows, float *sums, const bool are_streams) {
+    const int most = how == INT8 ? most_alone(is_rounded) : most_in_block(is_rounded);
+#define ROWS(count) \
+    case count: { \
+        const int streams = are_streams ? streams_for(how, is_rounded, count) : 1; \
+        if (count <= most && are_streams == (streams > 1)) sum_of_rows(p, how, is_rounded, is_short, at, row, sums, count, streams); \
+        break; \
+    }
+    switch (rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12) ROWS(13) ROWS(14) ROWS(15) ROWS(16) }
+#undef ROWS
 }
 
 // Panels of outputs, by number.
-FAST INLINE void packed_outputs(const Int8 *p, const Stored how, Py_ssize_t panel, Py_ssize_t last, StreamSums *const *sums_of) {
-    float sums[2][MOST_ALONE * OF_PANEL];
-    const Py_ssize_t whole = least(last, p->n->outputs / OF_PANEL);
-    for (int few = 1; few <= MOST_IN_STREAMS; few++) panel = in_streams(p, few, streams_for(few), panel, whole, OF_PANEL, sums_of[few - 1]);
-    const Py_ssize_t blocks = packed_blocks(p), near = NEAR_PLACED / (MOST_IN_BLOCK * p->n->columns * (Py_ssize_t)sizeof(Element)) + 1;
-    for (Py_ssize_t from = 0; from < blocks; from += near)
+FAST INLINE void packed_outputs(const Int8 *p, const Stored how, const bool is_rounded, const bool is_short, Py_ssize_t panel, Py_ssize_t last, StreamSums *sums_of) {
+    float sums[2][MOST_OF_ALL * OF_PANEL];
+    panel = in_streams(p, streams_for(how, is_rounded, p->n->rows), panel, least(last, p->n->outputs / OF_PANEL), OF_PANEL, sums_of);
+    const Py_ssize_t row_bytes = is_rounded ? p->next : p->n->columns * (Py_ssize_t)sizeof(Element), near = NEAR_PLACED / (most_in_block(is_rounded) * row_bytes) + 1;
+    for (Py_ssize_t from = 0; from < p->blocks; from += near)
         for (Py_ssize_t i = panel; i < last; i++)
-            for (Py_ssize_t block = from; block < least(from + near, blocks); block++) {
-                const Py_ssize_t at[2] = {i * OF_PANEL, p->n->outputs + i * OF_PANEL};
-                for (int half = 0; half <= is_gated(p->n); half++) sum_block(p, how, at + half, block, sums[half], 1, 0);
-                for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS)
-                    finish_rows(p, *at + lane, first_of_block(p, block), first_of_block(p, block + 1), sums[0] + lane, sums[1] + lane, OF_PANEL);
+            for (Py_ssize_t block = from; block < least(from + near, p->blocks); block++) {
+                const Py_ssize_t at[2] = {i * OF_PANEL, p->n->outputs + i * OF_PANEL}, row = first_of_block(p, block), behind = first_of_block(p, block + 1);
+                for (int half = 0; half <= is_gated(p->n); half++) sum_rows(p, how, is_rounded, is_short, at + half, row, behind - row, sums[half], false);
+                for (int lane = 0; lane < OF_PANEL && *at + lane < p->n->outputs; lane += FLOATS) finish_rows(p, *at + lane, row, behind, sums[0] + lane, sums[1] + lane, OF_PANEL);
             }
 }
 
-#define STREAMS_OF(how, rows) \
-    FAST static void streams_of_##rows##_##how(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_block(p, how, at, 0, sums, streams_for(rows), rows); }
-#define OUTPUTS(how) \
-    STREAMS_OF(how, 1) STREAMS_OF(how, 2) STREAMS_OF(how, 3) STREAMS_OF(how, 4) \
-    FAST static void packed_outputs_of_##how(const void *given, Py_ssize_t panel, Py_ssize_t last) { \
-        StreamSums *const of_few[MOST_IN_STREAMS] = {streams_of_1_##how, streams_of_2_##how, streams_of_3_##how, streams_of_4_##how}; \
-        packed_outputs(given, how, panel, last, of_few); \
-    }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS)
+#define OUTPUTS(name, how, is_rounded, is_short) \
+    FAST static void name##_in_streams(const Int8 *p, const Py_ssize_t *at, float *sums) { sum_rows(p, how, is_rounded, is_short, at, 0, p->n->rows, sums, true); } \
+    FAST static void name(const void *given, Py_ssize_t panel, Py_ssize_t last) { packed_outputs(given, how, is_rounded, is_short, panel, last, name##_in_streams); }
+OUTPUTS(int8_as_it_is, INT8, false, false)
+OUTPUTS(int8_groups_as_it_is, INT8_GROUPS, false, false)
+OUTPUTS(int4_groups_as_it_is, INT4_GROUPS, false, false)
+OUTPUTS(uint4_groups_as_it_is, UINT4_GROUPS, false, false)
+OUTPUTS(int8_rounded, INT8, true, false)
+OUTPUTS(int4_groups_rounded, INT4_GROUPS, true, false)
+OUTPUTS(uint4_groups_rounded, UINT4_GROUPS, true, false)
+#if BYTES_BY_PAIRS
+OUTPUTS(int4_short_groups_rounded, INT4_GROUPS, true, true)
+#else
+#define int4_short_groups_rounded int4_groups_rounded
+#endif
 #undef OUTPUTS
-#undef STREAMS_OF
 
-static Share packed_outputs_of(const Stored how) {
-    return how == INT8 ? packed_outputs_of_INT8 : how == INT8_GROUPS ? packed_outputs_of_INT8_GROUPS : how == INT4_GROUPS ? packed_outputs_of_INT4_GROUPS : packed_outputs_of_UINT4_GROUPS;
+static Share packed_outputs_of(const Int8 *p) {
+    switch ((Stored)p->n->stored) {
+        case INT8: return p->n->is_rounded ? int8_rounded : int8_as_it_is;
+        case INT8_GROUPS: return p->n->is_rounded ? int8_rounded : int8_groups_as_it_is;
+        case INT4_GROUPS: return !p->n->is_rounded ? int4_groups_as_it_is : begins_in_words(p) ? int4_short_groups_rounded : int4_groups_rounded;
+        default: return p->n->is_rounded ? uint4_groups_rounded : uint4_groups_as_it_is;
+    }
 }

@@ -48,7 +48,7 @@ typedef float Factor;
 #define BYTES_BY_PAIRS 0
 #endif
 
-// How many places of a weight one row meets in turn, 1 or 4, far from one another, and two rows half as many: what some processors fetch ahead of each place is little. Measured on Zen 3 and Zen 4; others may gain as well.
+// How many places of a weight one row meets in turn, 1 or 4, far from one another, and several rows as many or half: what some processors fetch ahead of each place is little. Measured on Zen 3 and Zen 4; others may gain as well.
 #ifndef STREAMS
 #if AVX512 || BYTES_BY_PAIRS
 #define STREAMS 4
