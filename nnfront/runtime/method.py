@@ -224,10 +224,7 @@ class Method:
                 with current(self._device):
                     result = self.graphs(loaded, frame, loaded.result)
             else:
-                self._run(frame)
-                with torch.no_grad():
-                    result = loaded.result(frame)
-                    result = result if self._after is None else self._after(result)
+                result = self._run(frame, loaded.result)
             self._check_layers(args)
             return result
         except BaseException as error:
@@ -276,16 +273,21 @@ class Method:
                     help="let one attention append to each layer: cache=cache[i] in layer i",
                 )
 
-    def _run(self, frame: Frame) -> None:
-        """Do the work of a call whose arguments and dims are in the frame."""
-        with self._backend.launching(self._launcher), default_device(self._device), torch.inference_mode():
-            route = self._route
-            execute(route.code, frame)
-            while route.condition >= 0:
-                route = route.ways[bool(frame[route.condition])]
+    def _run(self, frame: Frame, result_of: Callable[[Frame], Any] | None = None) -> Any:
+        """Do the work of a call whose arguments and dims are in the frame; return what is made of that then, if anything is."""
+        with self._backend.launching(self._launcher), default_device(self._device):
+            with torch.inference_mode():
+                route = self._route
                 execute(route.code, frame)
-        with self._backend.launching(self._launcher), default_device(self._device), torch.no_grad():
-            execute(route.last, frame)
+                while route.condition >= 0:
+                    route = route.ways[bool(frame[route.condition])]
+                    execute(route.code, frame)
+            with torch.no_grad():
+                execute(route.last, frame)
+                if result_of is None:
+                    return None
+                result = result_of(frame)
+                return result if self._after is None else self._after(result)
 
     def __repr__(self) -> str:
         return f"<Method {self.name}({', '.join(a.name for a in self.program.arguments)})>"
