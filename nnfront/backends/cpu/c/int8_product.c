@@ -144,7 +144,8 @@ FAST INLINE void in_order(const Ints *quantized, const bool is_four_bits, Rounde
 
 // Round row number `at` of a block of `rows`, of which the first one is row `first_row`.
 FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, Py_ssize_t first_row, Py_ssize_t rows, Py_ssize_t at) {
-    const Py_ssize_t columns = p->n->columns, of_sums = first_row * p->parts + at;  // and `rows` behind it of each further part
+    const Py_ssize_t columns = p->n->columns, padded = p->padded, length = p->length, of_sums = first_row * p->parts + at;  // and `rows` behind it of each further part
+    const bool is_tiled = p->is_tiled, in_words = p->in_words;
     const uint16_t *x = (const uint16_t *)p->n->x + (first_row + at) * columns;
     Rounded *to = p->quantized + first_row * p->next;
     uint16_t most = 0;
@@ -153,12 +154,12 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, Py_ssize_t fi
         most = size > most ? size : most;
     }
     const bool is_finite = most < 0x7F80, is_divided = most < LEAST_INVERTED;
-    const bool is_summed = !p->is_tiled || !has_one_offset(p);
+    const bool is_summed = !is_tiled || !has_one_offset(p);
     const Stored how = (Stored)p->n->stored;
     const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f, inverse = 1.0f / scale;
     p->scales[first_row + at] = scale;
-    for (Py_ssize_t part = 0, first = 0; first < p->padded; part++) {
-        const Py_ssize_t end = is_summed && first + p->length < p->padded ? first + p->length : p->padded;
+    for (Py_ssize_t part = 0, first = 0; first < padded; part++) {
+        const Py_ssize_t end = is_summed && first + length < padded ? first + length : padded;
         Ints sum = {0};
         for (; first < end; first += STEP) {
             Ints quantized[STEP / FLOATS];
@@ -177,7 +178,7 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, Py_ssize_t fi
                 memcpy(to + first / BLOCK * BLOCK_OF_X + place_in_block(how, first % BLOCK), ordered, sizeof ordered);
                 continue;
             }
-            if (p->is_tiled) {
+            if (is_tiled) {
                 memcpy(to + place_in_tile(first / FOUR, at) * FOUR, ordered, sizeof ordered);
                 continue;
             }
@@ -185,13 +186,12 @@ FAST INLINE void round_row(const Int8 *p, const bool is_four_bits, Py_ssize_t fi
                 const Py_ssize_t place = (first / FOUR + four) * rows + at;
                 const Rounded *of = ordered + four * FOUR;
                 const int16_t words[FOUR] = {of[0], of[2], of[1], of[3]};
-                if (p->in_words) memcpy(to + place * (Py_ssize_t)sizeof words, words, sizeof words);
+                if (in_words) memcpy(to + place * (Py_ssize_t)sizeof words, words, sizeof words);
                 else memcpy(to + place * FOUR, of, FOUR);
             }
         }
-        int32_t all_of = 0;
-        for (int i = 0; i < FLOATS; i++) all_of += sum[i];
-        if (in_blocks(how)) store_sum_of_group(how, all_of, to + (first - 1) / BLOCK * BLOCK_OF_X + BLOCK, part % (BLOCK / p->length));
+        const int32_t all_of = in_total(sum);
+        if (in_blocks(how)) store_sum_of_group(how, all_of, to + (first - 1) / BLOCK * BLOCK_OF_X + BLOCK, part % (BLOCK / length));
         else if (!is_summed || part >= p->parts) continue;
         else if (!has_one_offset(p)) p->sums[of_sums + part * rows] = (float)all_of;
         else if (begins_in_words(p)) p->begins[of_sums + part * rows] = (int32_t)((uint32_t)(-one_offset(p->n) / 2 * all_of & 0xFFFF) * 0x10001);

@@ -352,6 +352,17 @@ FAST INLINE void store_elements(void *to, bool is_wide, Py_ssize_t at, Lanes the
         store_rounded((uint16_t *)to + at, there, values);
 }
 
+// The sum of all lanes.
+FAST INLINE int32_t in_total(Ints sums) {
+#if AVX512
+    return _mm512_reduce_add_epi32((__m512i)sums);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < FLOATS; i++) total += sums[i];
+    return total;
+#endif
+}
+
 // What LANES products of bfloat16 add to a sum, in pairs.
 FAST INLINE Floats dot(Floats sum, Words x, Words y) {
 #if AVX512_BF16
