@@ -128,6 +128,14 @@ def test_a_file_that_is_no_calibration_is_refused(calibration, tmp_path):
     )  # fmt: skip
 
 
+def test_a_text_in_the_place_of_a_calibration_is_refused_with_what_makes_one_of_it():
+    with pytest.raises(LoadError) as error:
+        nn.LLM.load(FOLDER, quant=QuantScheme("int4", calibration=FOLDER / "heldout.txt"))
+    first, *_, last = str(error.value).splitlines()
+    assert first.endswith("heldout.txt is no calibration")
+    assert last == f"  {REMAKE}"
+
+
 def test_a_calibration_beside_nothing_to_quantise_is_refused(calibration, capsys):
     assert main(["run", str(FOLDER), "-p", "a", "--calibration", str(calibration)]) == 1
     assert "it is said how weights are to be quantised, but not to what" in capsys.readouterr().err

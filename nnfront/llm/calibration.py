@@ -61,7 +61,11 @@ def _misfits(types: Mapping[str, TensorType], inputs: Mapping[str, tuple[int, ..
 
 def _opened(path: Path) -> Checkpoint:
     """The file, all of it read once. Raises LoadError for one that `calibrate` did not write, and for moments that are no finite numbers."""
-    found = Checkpoint(path)
+    try:
+        found = Checkpoint(path)
+    except LoadError as error:
+        details = str(error).splitlines()
+        raise LoadError(f"{shown_text(str(path))} is no calibration", details=details, help=HELP) from error
     if TOKENS not in found.metadata:
         raise LoadError(f"{shown_text(str(path))} is no calibration", help=HELP)
     for name in found.infos:
