@@ -38,8 +38,8 @@ INLINE int most_in_block(const bool is_rounded) { return is_rounded ? IN_BLOCK :
 
 INLINE int most_alone(const bool is_rounded) { return is_rounded ? (int)IN_BLOCK_ALONE : (int)MOST_ALONE; }
 
-// How many panels so many rows meet in turn: products of one panel would wait for each other, and what is read of x meets all of them. As many as there are registers for sums; those of all of a row
-// without groups, or of long ones, may lie elsewhere meanwhile, and four bits that are rounded leave room for fewer.
+// How many panels so many rows meet in turn: products of one panel would wait for each other, and what is read of x meets all of them. As many as registers have room for sums. Bytes that are rounded have
+// more, as those over parts lie in memory meanwhile, beside products alone; four bits that are rounded have fewer, as two of what is read are made of each word.
 INLINE int streams_for(const Stored how, const bool is_rounded, Py_ssize_t rows) {
     const Py_ssize_t sums = rows * IN_PANEL, most = !is_rounded ? (int)SUMS_AT_ONCE : how >= INT4_GROUPS ? SUMS_AT_ONCE / 4 * 3 : SUMS_IN_STREAMS;
     return STREAMS == 1 || rows > most_in_block(is_rounded) ? 1 : sums * STREAMS <= SUMS_AT_ONCE ? STREAMS : sums * (STREAMS / 2) <= most ? STREAMS / 2 : 1;
