@@ -30,6 +30,7 @@ enum {
 #endif
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     AHEAD_OF_SCALES = 256,              // the same of scales
+    ROWS_OF_MEMORY = 4,                 // rows that take about as long as memory does to give a weight
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_BLOCKS = 44, NEAR_ROWS = NEAR_BLOCKS * IN_BLOCK,  // rows whose sums stay in a near cache
     WORDS_AT_ONCE = 4,                  // of which a group has a multiple
@@ -313,6 +314,9 @@ FAST static PackedPanel made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t firs
     return (PackedPanel){to->words, to->scales, to->zeros};
 }
 
+// Bytes of a panel that are fetched before they are needed: of several panels that few rows meet, those that are next.
+INLINE int ahead_of(const int rows, const int vectors) { return rows <= ROWS_OF_MEMORY && vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED; }
+
 // The scales of a part of vector `v` of a panel.
 FAST INLINE Floats panel_scales(const Int8 *p, const PackedPanel *panel, Py_ssize_t part, int v) {
     const Py_ssize_t place = part * OF_PANEL + v * FLOATS;
@@ -373,7 +377,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
         for (int i = 0; i < all_of && are_halves; i++) sums[i] = is_short ? (Words)products[0][i] : (Words){0};
 #pragma GCC unroll 1
         for (const Py_ssize_t behind = at + (count < each ? count : each) * bytes_of_word(is_packed); at < behind; at += bytes_of_word(is_packed)) {
-            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + ahead_of(rows, vectors));
 #pragma GCC unroll 4
             for (int begin = 0; begin < vectors; begin += IN_PANEL) {
                 Bits of[IN_PANEL][2];  // of each vector of outputs what is multiplied
@@ -417,7 +421,7 @@ FAST INLINE void add_words(Ints (*products)[SUMS_OF_BLOCK], const PackedPanel *p
 #pragma GCC unroll 4
         for (int word = 0; word < WORDS_AT_ONCE; word++, at += bytes_of_word(is_packed)) {
             if (word && k + word == count) break;
-            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+            for (int v = 0; v < vectors && is_packed; v += IN_PANEL) fetch(panels[v / IN_PANEL].words + at + ahead_of(rows, vectors));
 #pragma GCC unroll 2
             for (int half = 0; half < numbers; half++, x += FOUR * rows * (BYTES_BY_FOURS ? 1 : 2))
 #pragma GCC unroll 4

@@ -45,7 +45,24 @@ INLINE int streams_for(const Stored how, const bool is_rounded, Py_ssize_t rows)
     return STREAMS == 1 || rows > most_in_block(is_rounded) ? 1 : sums * STREAMS <= SUMS_AT_ONCE ? STREAMS : sums * (STREAMS / 2) <= most ? STREAMS / 2 : 1;
 }
 
-// Bring blocks of rows into the order [word, number, row, neighbour].
+#if AVX512_BF16
+// Bring four rows of a block of `rows` into the order [word, number, row, neighbour], for all eights of columns: how many columns these are is returned.
+FAST INLINE Py_ssize_t place_four_rows(const Int8 *p, const uint16_t *x, Element *to, Py_ssize_t rows) {
+    const Py_ssize_t columns = p->n->columns, placed = columns / 8 * 8;
+    const __m128i by_fours = _mm_set_epi8(15, 14, 7, 6, 13, 12, 5, 4, 11, 10, 3, 2, 9, 8, 1, 0), by_twos = _mm_set_epi8(15, 14, 11, 10, 13, 12, 9, 8, 7, 6, 3, 2, 5, 4, 1, 0);
+    const __m128i order = columns_in_word((Stored)p->n->stored) == 8 ? by_fours : by_twos;
+    for (Py_ssize_t column = 0; column < placed; column += 8, to += 8 * rows) {
+        __m128i of[4], halves[4];
+        for (int row = 0; row < 4; row++) of[row] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(x + row * columns + column)), order);
+        for (int i = 0; i < 2; i++) halves[i] = _mm_unpacklo_epi32(of[2 * i], of[2 * i + 1]), halves[2 + i] = _mm_unpackhi_epi32(of[2 * i], of[2 * i + 1]);
+        for (int i = 0; i < 2; i++) of[2 * i] = _mm_unpacklo_epi64(halves[2 * i], halves[2 * i + 1]), of[2 * i + 1] = _mm_unpackhi_epi64(halves[2 * i], halves[2 * i + 1]);
+        for (int k = 0; k < 4; k++) _mm_storeu_si128((__m128i *)(to + 2 * k * rows), of[k]);
+    }
+    return placed;
+}
+#endif
+
+// The same of blocks.
 FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t end) {
     const Int8 *p = given;
     const Stored how = (Stored)p->n->stored;
@@ -53,10 +70,15 @@ FAST static void place_blocks(const void *given, Py_ssize_t block, Py_ssize_t en
     const int numbers = numbers_of_word(how);
     for (; block < end; block++) {
         const Py_ssize_t first = first_of_block(p, block), rows = first_of_block(p, block + 1) - first;
+        Py_ssize_t placed = 0;
         for (Py_ssize_t row = 0; row < rows; row++) {
             const uint16_t *x = (const uint16_t *)p->n->x + (first + row) * columns;
             Element *to = (Element *)p->quantized + first * columns + row * NEIGHBOURS;
-            for (Py_ssize_t column = 0; column < columns; column += columns_in_word(how))
+#if AVX512_BF16
+            if (row % 4 == 0) placed = rows - row < 4 ? 0 : place_four_rows(p, x, to, rows);  // of this row and the next three
+#endif
+            to += placed * rows;
+            for (Py_ssize_t column = placed; column < columns; column += columns_in_word(how))
                 for (int k = 0; k < numbers; k++, to += rows * NEIGHBOURS)
                     for (int i = 0; i < NEIGHBOURS; i++) {
 #if AVX512_BF16
@@ -163,7 +185,7 @@ FAST INLINE void sum_numbers(const Int8 *p, const Stored how, Words table, const
             for (int j = 0; j < vectors; j++) {
                 const uint8_t *from = panels[j / IN_PANEL].words + at + j % IN_PANEL * VECTOR;
                 found[j] = (Bits)loaded((const float *)from);
-                if (j % IN_PANEL == 0) fetch(from + (vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED));
+                if (j % IN_PANEL == 0) fetch(from + ahead_of(rows, vectors));
             }
 #pragma GCC unroll 8
             for (int k = 0; k < numbers; k++, x += rows * NEIGHBOURS)
