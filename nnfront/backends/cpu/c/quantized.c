@@ -4,7 +4,7 @@
 // As with bfloat16 (products.c), reading the weight is what takes time of a few rows. Quantised values are decoded in registers, a step at a time, as the
 // instruction set does it best (`quantized_values_bf16.h`, `quantized_values_float.h`), and multiplied with all rows of x; sums are scaled, not quantised values.
 // Of more rows the steps of some outputs are decoded into the nearest cache once, and blocks of rows and outputs multiplied in registers. The sums of a row and an
-// output have one order, whatever rows are beside it. Where the processor has tiles, these multiply several rows (`quantized_tiles.c`).
+// output have one order, whatever rows are beside it. Blocks with minima are multiplied in panels where bfloat16 is in pairs (`block_panels.h`). Where the processor has tiles, these multiply several rows (`quantized_tiles.c`).
 
 #if AVX512_BF16
 #include "quantized_values_bf16.h"
@@ -28,6 +28,13 @@ INLINE int parts_in_step(const Stored how) {
 }
 
 INLINE int vectors_in_step(const Stored how) { return factors_in_step(how) + parts_in_step(how) * (alike_in_step(how) + is_grouped(how)); }
+
+// Whether blocks of several outputs are unpacked together (`block_panels.h`).
+#if AVX512_BF16
+INLINE bool in_panels(const Stored how) { return in_blocks(how) && has_minima(how); }
+#else
+INLINE bool in_panels(const Stored how) { return false; }
+#endif
 
 // Whether the only row meets several places of the weight in turn.
 INLINE bool takes_streams(const Quantized *p, const Stored how) { return STREAMS > 1 && !in_blocks(how) && outputs_in_turn(how, 1) == STREAMS && p->usual == 1 && p->rows == 1 && !has_tiles(); }
@@ -265,9 +272,15 @@ FAST INLINE void quantized_outputs(const Quantized *p, const Stored how, Py_ssiz
 
 #define OUTPUTS(how) \
     FAST static void quantized_outputs_##how(const void *product, Py_ssize_t at, Py_ssize_t end) { quantized_outputs(product, how, at, end); }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
-OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4) OUTPUTS(Q6_K)
+#if !AVX512_BF16
+OUTPUTS(Q4_K) OUTPUTS(Q5_K)
+#endif
 #undef OUTPUTS
+
+#if AVX512_BF16
+#include "block_panels.h"
+#endif
 
 static const Share quantized_shares[] = {quantized_outputs_INT8, quantized_outputs_INT8_GROUPS, quantized_outputs_FLOAT8, quantized_outputs_FLOAT8_GROUPS, quantized_outputs_INT4_GROUPS,
                                      quantized_outputs_UINT4_GROUPS, quantized_outputs_VALUES4, quantized_outputs_Q4_K, quantized_outputs_Q5_K, quantized_outputs_Q6_K};
@@ -304,7 +317,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Py_ssize_t fit = LARGE_ARRANGED / (p.stride * size + p.next_sums * (Py_ssize_t)sizeof *p.sums);
     // Where there are 32 registers rows are soon so many that decoding once for all of them takes less time; elsewhere only more than two times those that are multiplied at once.
     const Py_ssize_t few = REGISTERS < 32 ? 2 * ROWS_AT_ONCE : how < INT4_GROUPS ? ROWS_AT_ONCE : ROWS_AT_ONCE + 2;
-    const Py_ssize_t most = n->rows <= few || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
+    const Py_ssize_t most = (n->rows <= few && !in_panels(how)) || fit < ROWS_AT_ONCE ? ROWS_AT_ONCE : fit > ROWS_TOGETHER_MOST ? ROWS_TOGETHER_MOST : fit;
     const Py_ssize_t chunks = (n->rows + most - 1) / most;
     p.x = (Element *)(((uintptr_t)n->work + ALIGNED - 1) / ALIGNED * ALIGNED);
     p.sums = (float *)(p.x + (n->rows < most ? n->rows : most) * p.stride);
@@ -322,10 +335,15 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         const Py_ssize_t turns = (steps * near + fits - 1) / fits, fitting = fits / (near + !near);
         p.turn = turns > 1 ? are_few ? (steps + turns - 1) / turns : fitting : steps + !steps;
         p.ahead = turns > 1 ? (BYTES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : takes_streams(&p, how) ? (Py_ssize_t)AHEAD_OF_STREAM : (Py_ssize_t)BYTES_AHEAD;
-        const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), together = OUTPUTS_TOGETHER * (takes_streams(&p, how) ? STREAMS : 1);
+        const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), together = in_panels(how) ? FLOATS : OUTPUTS_TOGETHER * (takes_streams(&p, how) ? STREAMS : 1);
         const Py_ssize_t least = (QUANTIZED_SHARE / (work + 1) / together + 1) * together;
         const unsigned threads = outputs * work < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
-        in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, p.usual * columns < SMALL_QUANTIZED ? 1 : threads);
+        const unsigned of_x = p.usual * columns < SMALL_QUANTIZED ? 1 : threads;
+#if AVX512_BF16
+        if (in_panels(how)) in_shares(arrange_parts, &p, parts_of_rows(&p), 1, of_x);
+        else
+#endif
+        in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, of_x);
         in_shares(quantized_shares[how], &p, outputs, least, threads);
     }
     return NULL;
