@@ -150,6 +150,7 @@ FAST INLINE void add_block_panel(const BlockPanel *panel, const Element *x, floa
 // The outputs `at` to `end`.
 FAST INLINE void outputs_by_panels(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const Py_ssize_t blocks = blocks_of_row(p), bytes = block_bytes(how);
+    const uint8_t *const behind = p->quantized + p->outputs * p->bytes;
     Totals totals;
     for (; at < end; at += FLOATS) {
         const int count = (int)least(end - at, FLOATS);
@@ -161,7 +162,7 @@ FAST INLINE void outputs_by_panels(const Quantized *p, const Stored how, Py_ssiz
             uint8_t copies[FLOATS][MOST_BYTES];
             BlockPanel panel;
             for (int lane = 0; lane < FLOATS; lane++, next[lane - 1] += bytes) {
-                from[lane] = whole_block(next[lane], how, p->bytes - block * bytes, copies[lane]);
+                from[lane] = whole_block(next[lane], how, behind - next[lane], copies[lane]);  // what lies behind half a block, if it is not the last one, meets zeros
 #pragma GCC unroll 4
                 for (int line = 0; line < bytes; line += LINE) __builtin_prefetch(next[lane] + FLOATS * p->bytes + line, 0, 2);  // of the next outputs
             }
