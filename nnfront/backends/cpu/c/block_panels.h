@@ -161,10 +161,11 @@ FAST INLINE void outputs_by_panels(const Quantized *p, const Stored how, Py_ssiz
             const uint8_t *from[FLOATS];
             uint8_t copies[FLOATS][MOST_BYTES];
             BlockPanel panel;
-            for (int lane = 0; lane < FLOATS; lane++, next[lane - 1] += bytes) {
+            for (int lane = 0; lane < FLOATS; lane++) {
                 from[lane] = whole_block(next[lane], how, behind - next[lane], copies[lane]);  // what lies behind half a block, if it is not the last one, meets zeros
 #pragma GCC unroll 4
                 for (int line = 0; line < bytes; line += LINE) __builtin_prefetch(next[lane] + FLOATS * p->bytes + line, 0, 2);  // of the next outputs
+                next[lane] += bytes;
             }
             make_block_panel(from, how, &panel);
             for (Py_ssize_t part = 0; part < parts_of_rows(p); part++) {

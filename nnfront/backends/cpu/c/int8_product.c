@@ -30,7 +30,7 @@ enum {
 #endif
     AHEAD_OF_PACKED = 4 << 10,          // bytes of it that are fetched before they are needed
     AHEAD_OF_SCALES = 256,              // the same of scales
-    ROWS_OF_MEMORY = 4,                 // rows that take about as long as memory does to give a weight
+    MEMORY_BOUND_ROWS = 4,              // rows that take about as long as memory does to give a weight
     CHUNK = 512,                        // columns; their sums of products are exact in floats
     NEAR_BLOCKS = 44, NEAR_ROWS = NEAR_BLOCKS * IN_BLOCK,  // rows whose sums stay in a near cache
     WORDS_AT_ONCE = 4,                  // of which a group has a multiple
@@ -315,7 +315,7 @@ FAST static PackedPanel made_panel(const Int8 *p, Py_ssize_t at, Py_ssize_t firs
 }
 
 // Bytes of a panel that are fetched before they are needed: of several panels that few rows meet, those that are next.
-INLINE int ahead_of(const int rows, const int vectors) { return rows <= ROWS_OF_MEMORY && vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED; }
+INLINE int ahead_of(const int rows, const int vectors) { return rows <= MEMORY_BOUND_ROWS && vectors > IN_PANEL ? (int)AHEAD_OF_STREAM : (int)AHEAD_OF_PACKED; }
 
 // The scales of a part of vector `v` of a panel.
 FAST INLINE Floats panel_scales(const Int8 *p, const PackedPanel *panel, Py_ssize_t part, int v) {

@@ -338,12 +338,12 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         const Py_ssize_t work = p.bytes * ((p.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE), together = in_panels(how) ? FLOATS : OUTPUTS_TOGETHER * (takes_streams(&p, how) ? STREAMS : 1);
         const Py_ssize_t least = (QUANTIZED_SHARE / (work + 1) / together + 1) * together;
         const unsigned threads = outputs * work < SMALL_QUANTIZED ? 1 : (unsigned)n->threads;
-        const unsigned of_x = p.usual * columns < SMALL_QUANTIZED ? 1 : threads;
+        const unsigned threads_of_x = p.usual * columns < SMALL_QUANTIZED ? 1 : threads;
 #if AVX512_BF16
-        if (in_panels(how)) in_shares(arrange_parts, &p, parts_of_rows(&p), 1, of_x);
+        if (in_panels(how)) in_shares(arrange_parts, &p, parts_of_rows(&p), 1, threads_of_x);
         else
 #endif
-        in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, of_x);
+        in_shares(arrange_rows, &p, p.usual, ROWS_AT_ONCE, threads_of_x);
         in_shares(quantized_shares[how], &p, outputs, least, threads);
     }
     return NULL;
